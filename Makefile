@@ -1,0 +1,39 @@
+# Every target sets up what it needs. PYTHON names the interpreter (3.10 to 3.12), VENV the environment's folder.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: demo test test-slow test-gpu bench lint clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready  ## documents -> tokenizer -> shards -> MAE-LM and RoBERTa, on two CPU cores
+	maelm tokenizer yamls/data/demo.yaml
+	maelm shards yamls/data/demo.yaml
+	composer train.py yamls/demo.yaml
+	composer train.py yamls/demo.yaml yamls/roberta.yaml
+	maelm runs runs/demo runs/demo-roberta
+
+test: $(VENV)/.ready  ## the fast suite; with MAELM_DATA naming a folder of real data, that too
+	pytest -q
+
+test-slow: $(VENV)/.ready
+	pytest -q -m slow
+
+test-gpu: $(VENV)/.ready
+	pytest -q -m gpu
+
+bench: $(VENV)/.ready
+	pytest -q -s bench/
+
+lint: $(VENV)/.ready
+	ruff check .
+	ruff format --check .
+	mypy maelm_composer
+
+clean:  ## the environment, what the demo made, and caches
+	rm -rf $(VENV) data/demo runs/demo runs/demo-roberta .pytest_cache .mypy_cache .ruff_cache .hypothesis

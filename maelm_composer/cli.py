@@ -1,0 +1,122 @@
+"""The commands beside training."""
+
+# Each command imports what it needs itself, so that `maelm --help` is immediate.
+
+import contextlib
+import os
+import platform
+import re
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maelm_composer.config import CorpusConfig, load_config
+from maelm_composer.errors import one_line_errors
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+Recipe = Annotated[
+    list[str], typer.Argument(metavar='RECIPE.yaml... [key=value...]', help='Files in order, then keys.')
+]
+
+
+def main() -> None:
+    """Entry point: bad input is one line on standard error and exit code 2."""
+    with one_line_errors():
+        app()
+
+
+@app.command()
+def tokenizer(recipe: Recipe) -> None:
+    """Train the vocabulary of a data recipe (yamls/data/)."""
+    config = _load_recipe(recipe)
+    from maelm_composer.data.tokenizer import build_tokenizer
+
+    start = time.monotonic()
+    if build_tokenizer(config):
+        print(f'tokenizer: {config.tokenizer.vocab_size:,} pieces in {time.monotonic() - start:.0f} s')
+    else:
+        print('tokenizer: there already, from the same recipe; nothing to do')
+    print(f'tokenizer: {config.remote}/tokenizer')
+
+
+@app.command()
+def shards(
+    recipe: Recipe,
+    workers: Annotated[int | None, typer.Option(min=1, help='Tasks at a time; default: every core.')] = None,
+) -> None:
+    """Convert the documents of a data recipe into packed MDS shards. Killed and called again, it goes on."""
+    config = _load_recipe(recipe)
+    from maelm_composer.data.shards import build_shards
+
+    start = time.monotonic()
+    manifest, was_made = build_shards(config, num_workers=workers)
+    seconds = time.monotonic() - start
+    for name, split in manifest.splits.items():
+        print(
+            f'{name}: {split.documents:,} documents, {split.tokens:,} tokens in {split.rows:,} rows of '
+            f'{manifest.max_seq_len}, {split.fill_rate:.2%} full'
+        )
+    total = sum(split.tokens for split in manifest.splits.values())
+    print(
+        f'shards: {config.remote} in {seconds:.0f} s, {total / seconds:,.0f} tokens/s'
+        if was_made
+        else f'shards: {config.remote} is complete already, from the same recipe; nothing to do'
+    )
+
+
+@app.command()
+def doctor(clean: Annotated[bool, typer.Option(help='Remove what no live process uses.')] = False) -> None:
+    """Show versions, devices, and the shared memory that ended runs left behind."""
+    import torch
+
+    print(f'python {platform.python_version()}, {platform.platform()}')
+    for package in ('maelm-composer', 'torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'ray'):
+        print(f'{package} {metadata.version(package)}')
+    print(f'{len(os.sched_getaffinity(0))} cores; CUDA: {torch.cuda.is_available()}')
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        print(f'cuda:{index} {device.name}, {device.total_memory / 2**30:.0f} GiB')
+    dead = find_dead_segments()
+    if clean:
+        for path in dead:
+            path.unlink(missing_ok=True)
+    print(f'left behind by ended runs: {len(dead)} shared-memory segments and lock files{", removed" if clean else ""}')
+    if dead and not clean:
+        print('new runs do not mind them; `maelm doctor --clean` removes them')
+
+
+def find_dead_segments(memory: Path = Path('/dev/shm')) -> list[Path]:
+    """Shared memory and lock files of StreamingDataset, this user's, that belong to no live process.
+
+    StreamingDataset numbers its datasets, 000000_locals and so on. A number is dead when no process has any of its
+    segments mapped: then its lock files are dead too.
+    """
+    if not memory.is_dir():  # not Linux
+        return []
+    mapped = ''
+    for maps in Path('/proc').glob('[0-9]*/maps'):
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            mapped += maps.read_text()
+    live = set(re.findall(rf'{re.escape(str(memory))}/(\d{{6}})_', mapped))
+    candidates = [*memory.glob('[0-9]*_*'), *Path(tempfile.gettempdir()).glob('[0-9]*_filelock')]
+    return sorted(
+        path
+        for path in candidates
+        if (match := re.fullmatch(r'(\d{6})_[a-z_]+', path.name))
+        and match[1] not in live
+        and path.stat().st_uid == os.getuid()
+    )
+
+
+def _load_recipe(recipe: list[str]) -> CorpusConfig:
+    overrides = [argument for argument in recipe if '=' in argument]
+    return load_config(CorpusConfig, [argument for argument in recipe if '=' not in argument], overrides)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,370 @@
+"""Every knob, typed. ``load_config`` is the only place that knows OmegaConf.
+
+Two roots: :class:`CorpusConfig` (``yamls/data/*.yaml``: documents to shards) and :class:`PretrainingConfig`
+(``yamls/*.yaml``: shards to a checkpoint). A recipe is the merge, in order, of the files and ``key=value`` pairs on the
+command line; nothing writes to it after loading. The defaults are the paper's base setting (Meng et al.,
+arXiv:2302.02060, preprint, Sec. 4.1 and Table 4).
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from maelm_composer.errors import InputError
+
+# OmegaConf reads an Enum by member name, so members are named as they are written in YAML.
+# A variant of the model or the masking is one of these values; see yamls/ablations/.
+
+
+class SourceKind(Enum):
+    documentation = 'documentation'
+    files = 'files'
+    huggingface = 'huggingface'
+
+
+class EncoderMaskContent(Enum):
+    mask_token = 'mask_token'
+    random_token = 'random_token'
+
+
+class PositionIds(Enum):
+    aligned = 'aligned'
+    consecutive = 'consecutive'
+
+
+class RelativePositionFunction(Enum):
+    t5 = 't5'
+    authors = 'authors'
+
+
+class RelativePositionInit(Enum):
+    normal = 'normal'
+    local = 'local'
+
+
+class DecoderAttention(Enum):
+    bidirectional = 'bidirectional'
+    bidirectional_cross = 'bidirectional_cross'
+    causal_cross = 'causal_cross'
+    cross = 'cross'
+
+
+class Precision(Enum):
+    fp32 = 'fp32'
+    bf16 = 'bf16'
+
+
+class Sharding(Enum):
+    ddp = 'ddp'  # replicate; fastest while model and optimizer fit on one device
+    shard_grad_op = 'shard_grad_op'  # FSDP2, parameters kept gathered between forward and backward
+    full_shard = 'full_shard'  # FSDP2, parameters gathered layer by layer
+
+
+class Logger(Enum):
+    tensorboard = 'tensorboard'
+    wandb = 'wandb'
+    mlflow = 'mlflow'
+
+
+@dataclass
+class SourceConfig:
+    """One source of documents; only the fields of its kind are read."""
+
+    kind: SourceKind = SourceKind.documentation
+    paths: list[str] = field(default_factory=list)  # files: globs of .txt .jsonl .parquet, plain, .gz or .zst
+    text_column: str = 'text'  # files (.jsonl, .parquet) and huggingface
+    dataset: str | None = None  # huggingface: hub name or local folder
+    config_name: str | None = None
+    split: str = 'train'
+    max_documents: int | None = None
+    note: str | None = None  # what this source stands in for
+
+
+@dataclass
+class TokenizerConfig:
+    vocab_size: int = 32_768  # with the five special tokens
+    lowercase: bool = True
+    max_training_bytes: int = 2_000_000_000  # UTF-8 bytes of text, an even sample of the documents
+
+
+@dataclass
+class CorpusConfig:
+    """Documents -> ``remote``/{tokenizer, train, validation, manifest.json}."""
+
+    remote: str = MISSING  # local folder or s3://bucket/prefix
+    max_seq_len: int = 512
+    validation_fraction: float = 0.005  # of documents, chosen by hash
+    documents_per_task: int = 10_000  # unit of work, and of what is redone after a crash
+    sources: list[SourceConfig] = field(default_factory=lambda: [SourceConfig()])
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+
+
+@dataclass
+class DataConfig:
+    remote: str = MISSING  # what `maelm shards` wrote: local folder or s3://bucket/prefix
+    local: str | None = None  # cache of a remote one; null: derived from it
+    num_workers: int = 2  # loader processes per rank
+    shuffle_block_size: int = 262_144  # rows
+
+
+@dataclass
+class MaskingConfig:
+    mlm_probability: float = 0.15
+    encoder_mask_fraction: float = 0.0  # δ: share of the [MASK]s that the encoder sees; 0 MAE-LM, 1 plain MLM
+    encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token
+    decoder_resets_masks: bool = False
+    position_ids: PositionIds = PositionIds.aligned
+    masks_special_tokens: bool = False  # authors: true
+    rounds_at_random: bool = False  # authors: true; the count is floor(0.15 N + U[0, 1))
+
+
+@dataclass
+class DecoderConfig:
+    num_hidden_layers: int = 4
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    attention: DecoderAttention = DecoderAttention.bidirectional
+    relative_position_buckets: int = 0
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+
+
+@dataclass
+class ModelConfig:
+    vocab_size: int = 32_768
+    max_seq_len: int = 512
+    num_hidden_layers: int = 12
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    relative_position_buckets: int = 32  # 0: no relative positions
+    relative_position_max_distance: int = 128
+    relative_position_function: RelativePositionFunction = RelativePositionFunction.t5
+    relative_position_init: RelativePositionInit = RelativePositionInit.normal
+    decoder: DecoderConfig | None = field(default_factory=DecoderConfig)  # null: plain MLM
+
+
+@dataclass
+class OptimizerConfig:
+    learning_rate: float = 5e-4
+    warmup_samples: int = 20_480_000
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.98
+    adam_eps: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: float = 2.0
+    relative_position_lr_multiplier: float = 1.0
+
+
+@dataclass
+class TrainingConfig:
+    max_samples: int = 256_000_000
+    global_train_batch_size: int = 2048  # rows per optimizer step, over all ranks
+    device_train_microbatch_size: int | None = None  # rows per forward pass; null: all of a rank's share at once
+    precision: Precision = Precision.bf16
+    compile: bool = True
+    sharding: Sharding = Sharding.ddp
+    eval_interval_samples: int = 20_480_000
+    eval_rows: int = 8192
+    checkpoint_interval_samples: int = 20_480_000
+    checkpoints_to_keep: int = -1  # -1: all, as time-to-accuracy curves need them
+    loggers: list[Logger] = field(default_factory=list)  # beside the CSV log, which is always written
+
+
+@dataclass
+class PretrainingConfig:
+    run_name: str = MISSING  # derived from the recipe's file names when not given
+    save_folder: str = MISSING  # runs/<run_name> when not given; local folder or s3://bucket/prefix
+    seed: int = 17
+    data: DataConfig = field(default_factory=DataConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+Config = TypeVar('Config', CorpusConfig, PretrainingConfig)
+
+# What decides the weights that come out: two recipes equal in these are the same experiment.
+SCIENCE_SECTIONS = ('seed', 'masking', 'model', 'optimizer')
+
+
+def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[str] = ()) -> Config:
+    """Merge ``paths`` in order, then the ``key=value`` ``overrides``, into a checked ``root``.
+
+    Raises:
+        InputError: a file that cannot be read, an unknown key (with the nearest right one), a wrong type or value.
+    """
+    merged: Any = OmegaConf.structured(root)
+    for path in paths:
+        merged = _merge(root, merged, _read_yaml(path), where=path)
+    for override in overrides:
+        if '=' not in override:
+            raise InputError(f'{override!r} is neither a YAML file nor key=value')
+        merged = _merge(root, merged, _parse_override(override), where='command line')
+    if root is PretrainingConfig:
+        merged = _name_run(merged, paths)
+    missing = sorted(OmegaConf.missing_keys(merged))
+    if missing:
+        raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
+    config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    _check(config)
+    return config
+
+
+def to_yaml(config: CorpusConfig | PretrainingConfig) -> str:
+    """The resolved recipe as YAML; loading it again gives the same config."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """The config as JSON-ready containers (an Enum by its name)."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def hash_config(config: Any) -> str:
+    """SHA-256 (hex) of the config's values, independent of file layout and key order."""
+    return hashlib.sha256(json.dumps(to_plain(config), sort_keys=True).encode()).hexdigest()
+
+
+def _read_yaml(path: str) -> Any:
+    try:
+        loaded = OmegaConf.load(path)
+    except FileNotFoundError:
+        raise InputError(f'no such recipe: {path}') from None
+    except Exception as error:  # PyYAML and OmegaConf raise many kinds
+        raise InputError(f'{path} is not readable YAML: {error}') from None
+    if not OmegaConf.is_dict(loaded):
+        raise InputError(f'{path} must hold key: value pairs')
+    return loaded
+
+
+def _parse_override(override: str) -> Any:
+    try:
+        return OmegaConf.from_dotlist([override])
+    except Exception as error:
+        raise InputError(f'{override!r} cannot be read: {error}') from None
+
+
+def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
+    _reject_unknown(root, OmegaConf.to_container(layer), prefix='', where=where)
+    try:
+        return OmegaConf.merge(base, layer)
+    except OmegaConfBaseException as error:
+        key = error.full_key or error.key
+        reason = str(error).splitlines()[0]
+        raise InputError(f'{where}: {key}: {reason}') from None
+
+
+def _reject_unknown(node_type: Any, given: Any, prefix: str, where: str) -> None:
+    """Name a key that the dataclass does not have, with the nearest one that it has."""
+    if not dataclasses.is_dataclass(node_type) or not isinstance(given, dict):
+        return
+    types = {f.name: _dataclass_of(f.type) for f in dataclasses.fields(node_type)}
+    for key, value in given.items():
+        if key not in types:
+            near = difflib.get_close_matches(str(key), types, n=1, cutoff=0.0)[0]
+            raise InputError(f'{where}: unknown key {prefix}{key}; did you mean {prefix}{near}?')
+        for item in value if isinstance(value, list) else [value]:
+            _reject_unknown(types[key], item, f'{prefix}{key}.', where)
+
+
+def _dataclass_of(annotation: Any) -> Any:
+    """The dataclass inside ``X``, ``X | None`` or ``list[X]``, or None."""
+    candidates = [annotation, *getattr(annotation, '__args__', ())]
+    return next((c for c in candidates if dataclasses.is_dataclass(c)), None)
+
+
+def _name_run(merged: Any, paths: Sequence[str]) -> Any:
+    """A run is named after its layered files, so that an overlay never resumes the run that it overlays."""
+    if OmegaConf.is_missing(merged, 'run_name'):
+        merged.run_name = '-'.join(Path(path).stem for path in paths)
+    if not re.fullmatch(r'[A-Za-z0-9._+-]+', str(merged.run_name)):
+        raise InputError(f"run_name {merged.run_name!r}: use letters, digits, '.', '_', '+' and '-'")
+    if OmegaConf.is_missing(merged, 'save_folder'):
+        merged.save_folder = f'runs/{merged.run_name}'
+    return merged
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise InputError(message)
+
+
+def _check(config: Any) -> None:
+    """Refuse values that no dataset or machine could make right."""
+    match config:
+        case CorpusConfig():
+            _require(config.max_seq_len >= 8, f'max_seq_len {config.max_seq_len}: must be at least 8')
+            _require(
+                0 < config.validation_fraction < 1, f'validation_fraction {config.validation_fraction}: outside 0..1'
+            )
+            _require(config.documents_per_task > 0, f'documents_per_task {config.documents_per_task}: must be positive')
+            _require(bool(config.sources), 'sources is empty: name at least one')
+            _require(
+                config.tokenizer.vocab_size > 261,
+                f'tokenizer.vocab_size {config.tokenizer.vocab_size}: '
+                'must exceed 261, the 256 bytes and 5 special tokens',
+            )
+        case PretrainingConfig():
+            _check_model(config.model)
+            _check_masking(config.masking, config.model)
+            for section, name in ((config.training, 'training'), (config.optimizer, 'optimizer')):
+                for f in dataclasses.fields(section):
+                    value = getattr(section, f.name)
+                    may_be_zero = f.name in ('weight_decay', 'clip_norm', 'warmup_samples', 'checkpoints_to_keep')
+                    if isinstance(value, (int, float)) and not isinstance(value, bool):
+                        _require(value > 0 or may_be_zero, f'{name}.{f.name} {value}: must be positive')
+
+
+def _check_model(model: ModelConfig) -> None:
+    stacks: list[tuple[str, ModelConfig | DecoderConfig]] = [('model', model)]
+    if model.decoder is not None:
+        stacks.append(('model.decoder', model.decoder))
+    for name, stack in stacks:
+        _require(stack.num_hidden_layers > 0, f'{name}.num_hidden_layers {stack.num_hidden_layers}: must be positive')
+        _require(
+            stack.num_attention_heads > 0 and stack.hidden_size % stack.num_attention_heads == 0,
+            f'{name}.hidden_size {stack.hidden_size} is not divisible by {name}.num_attention_heads '
+            f'{stack.num_attention_heads}',
+        )
+        buckets, distance = stack.relative_position_buckets, model.relative_position_max_distance
+        _require(
+            buckets == 0 or (buckets >= 4 and buckets % 4 == 0 and distance > buckets // 4),
+            f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is below '
+            f'model.relative_position_max_distance {distance}',
+        )
+        for dropout in ('hidden_dropout_prob', 'attention_probs_dropout_prob'):
+            _require(0 <= getattr(stack, dropout) < 1, f'{name}.{dropout} {getattr(stack, dropout)}: outside 0..1')
+
+
+def _check_masking(masking: MaskingConfig, model: ModelConfig) -> None:
+    rate, fraction = masking.mlm_probability, masking.encoder_mask_fraction
+    _require(0 <= fraction <= 1, f'masking.encoder_mask_fraction {fraction}: outside 0..1')
+    _require(0 < rate < 1, f'masking.mlm_probability {rate}: outside 0..1')
+    _require(
+        round(rate * model.max_seq_len) > 0,
+        f'masking.mlm_probability {rate} masks nothing in a row of {model.max_seq_len} tokens',
+    )
+    _require(
+        model.decoder is not None or fraction == 1,
+        f'model.decoder is null, so masking.encoder_mask_fraction must be 1, not {fraction}: without a decoder the '
+        'encoder has to see every [MASK] (yamls/roberta.yaml sets both)',
+    )

@@ -1,0 +1,1 @@
+"""Documents -> tokenizer -> packed shards -> rows of token ids."""

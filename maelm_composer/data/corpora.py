@@ -1,0 +1,256 @@
+"""Documents from installed documentation, files or the Hugging Face Hub, one at a time and in a stable order."""
+
+import ast
+import glob
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import sysconfig
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import zstandard
+
+from maelm_composer.config import SourceConfig, SourceKind, to_plain
+from maelm_composer.errors import InputError
+
+SKIPPED_FOLDERS = {'test', 'tests', 'testing', '__pycache__', 'site-packages', 'lib2to3', '_vendor', 'vendor'}
+MIN_DOCSTRING_CHARACTERS = 200
+MAX_DOCSTRINGS_PER_PACKAGE = 3000  # some packages are machine-written, accessor by accessor
+FREQUENT_ENGLISH = re.compile(r'\b(?:the|of|to|and|a|in|is|for|be|that|with|as|or|if|this|are|on|by|it|not|from|an)\b')
+
+
+def iterate_documents(sources: list[SourceConfig]) -> Iterator[str]:
+    """Every document of every source, in order: lines separated by one ``\\n``, no blank line, no document empty.
+
+    Raises:
+        InputError: a glob that matches nothing, a file that is not UTF-8 or not what its name says, a missing column.
+    """
+    for source in sources:
+        match source.kind:
+            case SourceKind.documentation:
+                documents = _read_documentation()
+            case SourceKind.files:
+                documents = (text for path in find_files(source) for text in _read_file(path, source.text_column))
+            case SourceKind.huggingface:
+                documents = _read_huggingface(source)
+        taken = 0
+        for text in documents:
+            if taken == source.max_documents:
+                break
+            if document := _drop_blank_lines(text):
+                taken += 1
+                yield document
+
+
+def describe_source(source: SourceConfig) -> dict[str, Any]:
+    """What decides the documents of ``source``: its fields, and for files their names and sizes instead of globs."""
+    description = {key: value for key, value in to_plain(source).items() if key not in ('note', 'paths')}
+    if source.kind is SourceKind.files:
+        description['files'] = [[Path(path).name, os.path.getsize(path)] for path in find_files(source)]
+    return description
+
+
+def find_files(source: SourceConfig) -> list[str]:
+    """The files that the globs of ``source`` match, sorted within each glob, each once."""
+    if not source.paths:
+        raise InputError('a source of kind files needs paths: a list of globs')
+    found: dict[str, None] = {}
+    for pattern in source.paths:
+        matches = [p for p in sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) if os.path.isfile(p)]
+        if not matches:
+            raise InputError(f'{pattern}: matches no file')
+        found.update(dict.fromkeys(matches))
+    return list(found)
+
+
+def _drop_blank_lines(text: str) -> str:
+    return '\n'.join(line for line in map(str.strip, text.split('\n')) if line)
+
+
+def _read_file(path: str, column: str) -> Iterator[str]:
+    name = path.removesuffix('.gz').removesuffix('.zst')
+    if name.endswith('.parquet') and name == path:
+        yield from _read_parquet(path, column)
+    elif name.endswith('.jsonl'):
+        yield from _read_jsonl(path, column)
+    elif name.endswith('.txt'):
+        yield from _read_txt(path)
+    else:
+        raise InputError(f'{path}: not a .txt, .jsonl (plain, .gz or .zst) or .parquet file')
+
+
+def _read_txt(path: str) -> Iterator[str]:
+    document: list[str] = []
+    for _, line in _read_lines(path):
+        if line.strip():
+            document.append(line)
+        elif document:
+            yield '\n'.join(document)
+            document = []
+    if document:
+        yield '\n'.join(document)
+
+
+def _read_jsonl(path: str, column: str) -> Iterator[str]:
+    for number, line in _read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f'{path}, line {number}: not JSON ({error})') from None
+        if not isinstance(record, dict) or column not in record:
+            keys = ', '.join(record) if isinstance(record, dict) else 'none'
+            raise InputError(f'{path}, line {number}: no field {column!r} (it has: {keys}); set text_column')
+        text = _as_text(record[column], column, f'{path}, line {number}')
+        # JSON can spell half a surrogate pair, which no UTF-8 can hold.
+        yield text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+
+
+def _read_parquet(path: str, column: str) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if column not in names:
+                raise InputError(f'{path}: no column {column!r} (it has: {", ".join(names)}); set text_column')
+            for batch in file.iter_batches(batch_size=256, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    yield _as_text(value, column, path)
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise InputError(f'{path}: not a readable Parquet file ({error})') from None
+
+
+def _read_huggingface(source: SourceConfig) -> Iterator[str]:
+    import datasets
+
+    if source.dataset is None:
+        raise InputError('a source of kind huggingface needs dataset: a name on the Hub or a local folder')
+    try:
+        rows = datasets.load_dataset(source.dataset, source.config_name, split=source.split, streaming=True)
+    except Exception as error:  # a wrong name, config or split, or no network: many kinds
+        raise InputError(f'dataset {source.dataset}: cannot be opened: {error}') from None
+    for row in rows:
+        if source.text_column not in row:
+            raise InputError(
+                f'dataset {source.dataset}: no column {source.text_column!r} (it has: {", ".join(row)}); '
+                'set text_column'
+            )
+        yield _as_text(row[source.text_column], source.text_column, f'dataset {source.dataset}')
+
+
+def _as_text(value: Any, column: str, where: str) -> str:
+    if value is None:
+        return ''
+    if not isinstance(value, str):
+        raise InputError(f'{where}: column {column!r} holds {type(value).__name__}, not text; set text_column')
+    return value
+
+
+def _read_lines(path: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a UTF-8 file, plain, .gz or .zst, without their ends."""
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line.decode().rstrip('\r\n')
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f'{path}, line {number}: not UTF-8 ({error.reason}); convert it first, as with iconv'
+        ) from None
+    except (gzip.BadGzipFile, zstandard.ZstdError, EOFError) as error:
+        raise InputError(f'{path}: cannot be unpacked ({error})') from None
+
+
+def _open(path: str) -> IO[bytes]:
+    if path.endswith('.gz'):
+        return gzip.open(path, 'rb')  # type: ignore[return-value]
+    if path.endswith('.zst'):
+        return io.BufferedReader(zstandard.open(path, 'rb'))  # type: ignore[arg-type]
+    return open(path, 'rb')
+
+
+def _read_documentation() -> Iterator[str]:
+    """Docstrings of the standard library and of the installed packages, exact duplicates removed.
+
+    The files come in the order of a hash of their path within the library, so that the first few thousand documents are
+    an even sample of all packages, and the same one wherever Python is installed.
+    """
+    files = {
+        relative: os.path.join(root, relative)
+        for root in (sysconfig.get_path('stdlib'), sysconfig.get_path('purelib'))
+        for relative in _find_modules(root)
+    }
+    seen: set[bytes] = set()
+    per_package: Counter[str] = Counter()
+    for relative in sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        package = relative.split(os.sep)[0]
+        if per_package[package] >= MAX_DOCSTRINGS_PER_PACKAGE:
+            continue
+        try:
+            source = Path(files[relative]).read_bytes()
+            with warnings.catch_warnings():  # other people's invalid escapes
+                warnings.simplefilter('ignore')
+                tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, OSError):  # templates, Python 2, a file that went away
+            continue
+        for docstring in _find_docstrings(tree):
+            document = _join_paragraphs(docstring)
+            digest = hashlib.sha256(document.encode(errors='surrogatepass')).digest()
+            if digest not in seen and _is_english(document):
+                seen.add(digest)
+                per_package[package] += 1
+                yield document
+
+
+def _find_modules(root: str) -> Iterator[str]:
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
+        for name in names:
+            if name.endswith('.py') and not name.startswith('test_'):
+                yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def _find_docstrings(tree: ast.Module) -> Iterator[str]:
+    pending: list[Any] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ''
+        # Statements only: there are ten times as many expressions, and no docstring is in one.
+        for name in ('finalbody', 'orelse', 'handlers', 'body'):
+            pending.extend(reversed(getattr(node, name, [])))
+
+
+def _join_paragraphs(docstring: str) -> str:
+    """One line for each run of equally indented lines, without underlines and rulers."""
+    lines: list[str] = []
+    indent = -1
+    for line in docstring.split('\n'):
+        text = ' '.join(line.split())
+        if not re.search(r'\w', text):
+            indent = -1
+            continue
+        this_indent = len(line) - len(line.lstrip())
+        if this_indent == indent:
+            lines[-1] += f' {text}'
+        else:
+            lines.append(text)
+        indent = this_indent
+    return '\n'.join(lines)
+
+
+def _is_english(text: str) -> bool:
+    if len(text) < MIN_DOCSTRING_CHARACTERS or not text.replace('\n', '').isprintable():
+        return False
+    letters = sum(map(text.count, 'etaoinsrhldcumfpgwybvkxjqz '))
+    frequent = len(FREQUENT_ENGLISH.findall(text.lower()))
+    return letters > 0.7 * len(text) and frequent > 0.1 * len(text.split())

@@ -1,0 +1,197 @@
+"""Rows of token ids in an order that is a function of (seed, epoch) alone, resumable in mid-epoch.
+
+StreamingDataset keeps the order and the position; :class:`_VerifiedStream` gets the shards. The stock stream writes
+into one temporary file from every job that shares a cache, refuses a cache that a killed job still seems to hold
+('Reused local directory'), and lets an epoch end early when a download thread fails. Here a shard is fetched, compared
+with its hash, unpacked and renamed into place in one atomic step, so any number of jobs, living or dead, can share it.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from streaming import Stream, StreamingDataset
+from streaming.base.compression import decompress
+from streaming.base.constant import RESUME
+from streaming.base.dataset import _ShardState
+from streaming.base.distributed import barrier, get_world_size
+from streaming.base.hashing import get_hash
+from streaming.base.shared import SharedMemory
+from streaming.base.shared.prefix import _get_path
+
+from maelm_composer.config import DataConfig
+from maelm_composer.data import storage
+from maelm_composer.data.manifest import Manifest, load_manifest
+from maelm_composer.data.shards import HASH
+from maelm_composer.errors import InputError
+
+__all__ = ['Manifest', 'PretrainingRows', 'build_dataset', 'load_manifest']
+
+
+class ShardError(InputError):
+    """A shard that cannot be used. From a DataLoader worker it comes wrapped in a printed traceback: keep its end."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(re.split(r'ShardError: ', message)[-1].strip())
+
+
+class _VerifiedStream(Stream):
+    """Shards of ``source`` unpacked into ``local``, each compared with its hash when it is fetched."""
+
+    def __init__(self, source: str, local: str) -> None:
+        # No remote for the stock stream: it neither downloads nor claims the directory for one job.
+        super().__init__(local=local, keep_zip=False)
+        self.source = source
+        index = Path(local, 'index.json')
+        if not index.exists():
+            content = storage.read_file(storage.join(source, 'index.json'))
+            if content is None:
+                raise InputError(f'{source}/index.json is missing: run `maelm shards` again')
+            storage.write_file(str(index), content)
+
+    def _prepare_shard_part(self, raw_info: Any, zip_info: Any = None, compression: str | None = None) -> int:
+        target = os.path.join(self.local, raw_info.basename)
+        if os.path.isfile(target) and os.path.getsize(target) == raw_info.bytes:
+            return 0
+        where = storage.join(self.source, zip_info.basename)
+        packed = storage.read_file(where)
+        if packed is None:
+            raise ShardError(f'shard {where} is missing: run `maelm shards` again')
+        if get_hash(HASH, packed) != zip_info.hashes[HASH]:
+            raise ShardError(
+                f'shard {where} is damaged: its {HASH} is not the one in index.json; make the shards again'
+            )
+        storage.write_file(target, decompress(compression, packed))
+        return raw_info.bytes
+
+
+class PretrainingRows(StreamingDataset):
+    """Yields ``{'input_ids': (N,) uint16 or uint32, 'row': int, 'epoch': int}``.
+
+    ``row`` is the index in the dataset and ``epoch`` the number of the pass, from 0: enough to draw a mask that depends
+    on (seed, epoch, row) alone. The k-th global batch of an epoch holds the same rows for any number of ranks and
+    loader workers; rank r has those at r, r + ranks, r + 2 ranks, ... of it.
+
+    Args:
+        source: Folder or s3://bucket/prefix of one split.
+        local: Folder for unpacked shards; any number of jobs may share it.
+        batch_size: Rows per step on this rank, as the DataLoader has it.
+        shuffle: False for a fixed order, the rows as they stand.
+        epoch_size: Rows in a pass. Below the rows there are, a few are left out: different ones in each pass, or
+            without ``shuffle`` always the same.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        local: str,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        shuffle_block_size: int,
+        epoch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            streams=[_VerifiedStream(source, local)],
+            epoch_size=epoch_size,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            shuffle_seed=seed,
+            shuffle_algo='py1e',
+            shuffle_block_size=shuffle_block_size,
+            num_canonical_nodes=1,
+            sampling_method='balanced' if shuffle else 'fixed',
+        )
+        self._epoch = -1
+        self._failure: Exception | None = None
+        self._here: set[int] = set()
+        if self._unique_rank_world.is_local_leader:
+            _forget_position(self._shm_prefix_int)
+        barrier()
+
+    def __getitem__(self, at: Any) -> Any:
+        item = super().__getitem__(at)
+        return {'input_ids': item['input_ids'].copy(), 'row': int(at), 'epoch': self._epoch}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield from super().__iter__()
+        except RuntimeError:
+            if self._failure is None:
+                raise
+        if self._failure is not None:  # StreamingDataset would end the epoch here, as if it were complete
+            raise self._failure from None
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Fetch a shard if it is not here. In a download thread a failure is kept for :meth:`__iter__` to raise."""
+        if shard_id in self._here:  # nothing evicts it; the stock method takes a file lock for every row
+            return
+        try:
+            super().prepare_shard(shard_id, blocking)
+        except Exception as error:
+            self._failure = ShardError(str(error)) if isinstance(error, (InputError, OSError)) else error
+            self._shard_states[shard_id] = _ShardState.REMOTE  # or those who wait for it would wait for ever
+            if blocking:
+                raise self._failure from None
+            self._event.set()
+            return
+        if self._shard_states[shard_id] == _ShardState.LOCAL:
+            self._here.add(shard_id)
+
+    def _resume_incr_epoch(self) -> tuple[int, int]:
+        self._epoch, sample_in_epoch = super()._resume_incr_epoch()
+        return self._epoch, sample_in_epoch
+
+
+def build_dataset(config: DataConfig, manifest: Manifest, split: str, *, batch_size: int, seed: int) -> PretrainingRows:
+    """The rows of ``split``, 'train' shuffled, 'validation' in its fixed order, cut to whole global batches.
+
+    Args:
+        batch_size: Rows per step on this rank; the global batch is that times the ranks.
+
+    Raises:
+        InputError: fewer training rows than one global batch; an index that is not there.
+    """
+    rows = manifest.splits[split].rows
+    global_batch_size = batch_size * get_world_size()
+    if split == 'train' and rows < global_batch_size:
+        raise InputError(
+            f'{config.remote} has {rows} training rows, fewer than the global batch of {global_batch_size}: '
+            'make more shards or lower training.global_train_batch_size'
+        )
+    source = storage.join(config.remote, split)
+    return PretrainingRows(
+        source,
+        str(cache_folder(config, manifest) / split),
+        batch_size=batch_size,
+        shuffle=split == 'train',
+        seed=seed,
+        shuffle_block_size=config.shuffle_block_size,
+        # Whole batches, so that the rows of a pass do not depend on how the ranks would share a rest.
+        epoch_size=rows // global_batch_size * global_batch_size or None,
+    )
+
+
+def cache_folder(config: DataConfig, manifest: Manifest) -> Path:
+    """Where unpacked shards lie: ``config.local``, or a folder of $MAELM_CACHE (~/.cache/maelm) named by content."""
+    if config.local is not None:
+        root = Path(config.local)
+    else:
+        root = Path(os.environ.get('MAELM_CACHE', '~/.cache/maelm')).expanduser()
+    location = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
+    name = hashlib.sha256(f'{location}\n{manifest.content_hash}'.encode()).hexdigest()[:16]
+    return root / name
+
+
+def _forget_position(prefix: int) -> None:
+    """Drop a position in the epoch that a killed job left under the shared-memory prefix that is now ours."""
+    try:
+        leftover = SharedMemory(_get_path(prefix, RESUME), create=False, auto_cleanup=False)
+    except FileNotFoundError:
+        return
+    leftover.shm.close()
+    leftover.shm.unlink()

@@ -1,0 +1,60 @@
+"""What a folder of shards holds: written last by ``maelm shards``, read first by everything that trains on it."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from maelm_composer.data import storage
+from maelm_composer.errors import InputError
+
+FILE_NAME = 'manifest.json'
+
+
+@dataclass
+class SplitStatistics:
+    """Of one split, ``train`` or ``validation``."""
+
+    documents: int = 0
+    rows: int = 0
+    tokens: int = 0  # ids that are not [PAD]; rows * max_seq_len * fill_rate
+    fill_rate: float = 0.0
+    dropped_tokens: int = 0  # in rows less than half full, at the end of a task
+
+
+@dataclass
+class Manifest:
+    """The whole of ``manifest.json``."""
+
+    vocab_size: int
+    max_seq_len: int
+    special_ids: dict[str, int]  # [CLS] [PAD] [SEP] [UNK] [MASK]
+    splits: dict[str, SplitStatistics]
+    unigram_entropy: float  # nats; of the validation split's ids that are not special: what a model must get under
+    tokenizer_hash: str  # SHA-256 of tokenizer/tokenizer.json
+    content_hash: str  # SHA-256 over the shards' hashes in order
+    recipe_hash: str
+    sources: list[dict[str, Any]]
+
+
+def load_manifest(remote: str) -> Manifest:
+    """The manifest of the shards under ``remote``, a local folder or s3://bucket/prefix.
+
+    Raises:
+        InputError: no shards there, or a manifest of another version of this package.
+    """
+    content = storage.read_file(storage.join(remote, FILE_NAME))
+    if content is None:
+        raise InputError(f'no shards at {remote}: run `maelm shards RECIPE.yaml` first (yamls/data/)')
+    try:
+        fields = json.loads(content)
+        splits = {name: SplitStatistics(**split) for name, split in fields.pop('splits').items()}
+        return Manifest(splits=splits, **fields)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f'{storage.join(remote, FILE_NAME)} is not a manifest of this version: {error}') from None
+
+
+def save_manifest(remote: str, manifest: Manifest) -> None:
+    """Write it in one atomic step."""
+    content = json.dumps(dataclasses.asdict(manifest), indent=2, sort_keys=True)
+    storage.write_file(storage.join(remote, FILE_NAME), content.encode() + b'\n')

@@ -1,0 +1,272 @@
+"""Documents -> MDS shards of full rows, as Ray tasks whose output does not depend on how many there are at a time.
+
+``remote``/parts/00000.json is the record of a finished task: it is written after the task's shards, so a task without
+one is done again. ``remote``/manifest.json is written after every record, so shards without one are unfinished.
+"""
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from maelm_composer.config import CorpusConfig, to_plain
+from maelm_composer.data import storage
+from maelm_composer.data.corpora import describe_source, iterate_documents
+from maelm_composer.data.manifest import FILE_NAME, Manifest, SplitStatistics, load_manifest, save_manifest
+from maelm_composer.data.packing import Block, build_blocks, pack_blocks
+from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
+from maelm_composer.data.tokenizer import load_tokenizer
+from maelm_composer.errors import InputError
+
+SPLITS = ('train', 'validation')
+HASH = 'sha1'
+MAX_TASK_CHARACTERS = 1 << 26  # a task also ends here: whole books as documents must not fill the memory
+FORMAT_VERSION = 1  # of what a task makes; raised when the same recipe would give other shards
+
+
+def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[Manifest, bool]:
+    """Convert the documents of ``config`` into ``config.remote``/{train, validation, manifest.json}.
+
+    Args:
+        num_workers: Ray tasks at a time; None: every core of this machine, or of the cluster at ``RAY_ADDRESS``.
+
+    Returns:
+        The manifest, and False where it was there already and nothing was done.
+
+    Raises:
+        InputError: no tokenizer, unreadable sources, no text, shards of another recipe in the way.
+    """
+    tokenizer, tokenizer_hash = load_tokenizer(config)
+    sources = [describe_source(source) for source in config.sources]
+    recipe_hash = _hash_recipe(config, sources, tokenizer_hash)
+    if storage.read_file(storage.join(config.remote, FILE_NAME)) is not None:
+        manifest = load_manifest(config.remote)
+        if manifest.recipe_hash != recipe_hash:
+            raise InputError(
+                f'{config.remote} holds shards of another recipe, tokenizer or text: remove it, or set another remote'
+            )
+        return manifest, False
+
+    records = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
+    for split in SPLITS:
+        if not any(record[split]['rows'] for record in records):
+            raise InputError(f'no {split} rows: too little text for validation_fraction {config.validation_fraction}')
+        shards = [shard for record in records for shard in record[split]['shards']]
+        index = json.dumps({'version': 2, 'shards': shards}, sort_keys=True)
+        storage.write_file(storage.join(config.remote, split, 'index.json'), index.encode())
+    manifest = Manifest(
+        vocab_size=config.tokenizer.vocab_size,
+        max_seq_len=config.max_seq_len,
+        special_ids=dict(zip(SPECIAL_TOKENS, (0, 1, 2, 3, config.tokenizer.vocab_size - 1), strict=True)),
+        splits={split: _sum_statistics(records, split, config.max_seq_len) for split in SPLITS},
+        unigram_entropy=_measure_entropy(records),
+        tokenizer_hash=tokenizer_hash,
+        content_hash=_hash_content(records),
+        recipe_hash=recipe_hash,
+        sources=[to_plain(source) | facts for source, facts in zip(config.sources, sources, strict=True)],
+    )
+    save_manifest(config.remote, manifest)
+    return manifest, True
+
+
+def split_tasks(documents: Iterator[str], documents_per_task: int) -> Iterator[list[str]]:
+    """Consecutive documents in lists of ``documents_per_task``; a list also ends when it holds enough text."""
+    task: list[str] = []
+    characters = 0
+    for text in documents:
+        task.append(text)
+        characters += len(text)
+        if len(task) == documents_per_task or characters >= MAX_TASK_CHARACTERS:
+            yield task
+            task, characters = [], 0
+    if task:
+        yield task
+
+
+def is_validation(document: str, fraction: float) -> bool:
+    """Whether ``document`` belongs to the validation split: a matter of its text alone."""
+    digest = hashlib.blake2b(document.encode(), digest_size=8, person=b'validation').digest()
+    return int.from_bytes(digest, 'big') < fraction * 2**64
+
+
+def convert_documents(
+    documents: list[str], tokenizer_json: str, config: CorpusConfig, task: int, folder: Path
+) -> dict[str, Any]:
+    """Write the shards of one task below the local ``folder``.
+
+    Returns:
+        Its record: for each split the statistics, the index entries of its shards and, for validation, the count of
+        every id.
+    """
+    from streaming import MDSWriter
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.encode_special_tokens = True
+    dtype = np.uint16 if config.tokenizer.vocab_size <= 1 << 16 else np.uint32
+    columns = {'input_ids': f'ndarray:{np.dtype(dtype).name}:{config.max_seq_len}'}
+    blocks: dict[str, list[Block]] = {split: [] for split in SPLITS}
+    counts = dict.fromkeys(SPLITS, 0)
+    for document in documents:
+        split = SPLITS[is_validation(document, config.validation_fraction)]
+        lines = tokenizer.encode_batch_fast(document.split('\n'), add_special_tokens=False)
+        blocks[split] += build_blocks([line.ids for line in lines], config.max_seq_len)
+        counts[split] += 1
+    record: dict[str, Any] = {}
+    for number, split in enumerate(SPLITS):
+        generator = np.random.default_rng((task, number))
+        rows, dropped = pack_blocks(blocks[split], config.max_seq_len, generator, dtype)
+        shards = []
+        if len(rows):
+            out = folder / split / f'{task:05}'
+            with MDSWriter(out=str(out), columns=columns, compression='zstd', hashes=[HASH]) as writer:
+                for row in rows:
+                    writer.write({'input_ids': row})
+            shards = json.loads((out / 'index.json').read_text())['shards']
+            (out / 'index.json').unlink()
+            for shard in shards:
+                for file in (shard['raw_data'], shard['zip_data']):
+                    file['basename'] = f'{task:05}/{file["basename"]}'
+        record[split] = {
+            'documents': counts[split],
+            'rows': len(rows),
+            'tokens': int((rows != PAD_ID).sum()),
+            'dropped_tokens': dropped,
+            'shards': shards,
+        }
+        if split == 'validation':
+            ids, occurrences = np.unique(rows, return_counts=True)
+            record[split]['id_counts'] = dict(zip(map(str, ids), occurrences.tolist(), strict=True))
+    return record
+
+
+def _convert(config: CorpusConfig, tokenizer_json: str, recipe_hash: str, num_workers: int | None) -> list[dict]:
+    """Do every task that has no record yet; the records of all, in order."""
+    import ray
+
+    parts = storage.join(config.remote, 'parts')
+    finished = set(storage.list_names(parts))
+    records: dict[int, dict] = {}
+    started_here = _start_ray(num_workers)
+    try:
+        at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
+        remote_task = ray.remote(num_cpus=1, max_retries=3)(_run_task)
+        shared = ray.put((tokenizer_json, config, recipe_hash))
+        running: dict[Any, int] = {}
+        with tqdm(unit=' tokens', unit_scale=True, desc='shards', dynamic_ncols=True, mininterval=0.5) as progress:
+
+            def collect(at_most: int) -> None:
+                while len(running) > at_most:
+                    (done,), _ = ray.wait(list(running), num_returns=1)
+                    task = running.pop(done)
+                    records[task] = ray.get(done)
+                    progress.update(sum(records[task][split]['tokens'] for split in SPLITS))
+                    progress.set_postfix(documents=sum(r[s]['documents'] for r in records.values() for s in SPLITS))
+
+            for task, documents in enumerate(split_tasks(iterate_documents(config.sources), config.documents_per_task)):
+                text_hash = _hash_documents(documents)
+                if f'{task:05}.json' in finished:
+                    record = json.loads(storage.read_file(storage.join(parts, f'{task:05}.json')) or b'{}')
+                    if (record.get('recipe_hash'), record.get('text_hash')) == (recipe_hash, text_hash):
+                        records[task] = record
+                        continue
+                running[remote_task.remote(documents, shared, task, text_hash)] = task
+                # One more than the workers, so that reading goes on while they work; no more, to bound the memory.
+                collect(at_most=at_a_time)
+            collect(at_most=0)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, (InputError, OSError)):
+            raise error.cause from None
+        raise
+    finally:
+        if started_here:
+            ray.shutdown()
+    if not records:
+        raise InputError('the sources hold no text')
+    return [records[task] for task in sorted(records)]
+
+
+def _run_task(documents: list[str], shared: tuple[str, CorpusConfig, str], task: int, text_hash: str) -> dict[str, Any]:
+    tokenizer_json, config, recipe_hash = shared
+    # Ray shares the cores out; the tokenizer's own threads would take them again.
+    os.environ['TOKENIZERS_PARALLELISM'] = 'false'
+    with tempfile.TemporaryDirectory() as scratch:
+        record = convert_documents(documents, tokenizer_json, config, task, Path(scratch))
+        for split in SPLITS:
+            folder = Path(scratch) / split / f'{task:05}'
+            if folder.exists():
+                storage.write_folder(storage.join(config.remote, split, f'{task:05}'), folder)
+    record |= {'recipe_hash': recipe_hash, 'text_hash': text_hash}
+    content = json.dumps(record, sort_keys=True).encode()
+    storage.write_file(storage.join(config.remote, 'parts', f'{task:05}.json'), content)
+    return record
+
+
+def _start_ray(num_workers: int | None) -> bool:
+    import ray
+
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # nothing is reported to anyone
+    os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # its future default; unset, it warns
+    quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
+    if 'RAY_ADDRESS' in os.environ:
+        ray.init(**quiet)
+    else:
+        cores = len(os.sched_getaffinity(0))
+        ray.init(address='local', num_cpus=num_workers or cores, include_dashboard=False, **quiet)
+    return True
+
+
+def _hash_recipe(config: CorpusConfig, sources: list[dict], tokenizer_hash: str) -> str:
+    recipe = {
+        'format': FORMAT_VERSION,
+        'max_seq_len': config.max_seq_len,
+        'validation_fraction': config.validation_fraction,
+        'documents_per_task': config.documents_per_task,
+        'sources': sources,
+        'tokenizer_hash': tokenizer_hash,
+    }
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+
+
+def _hash_documents(documents: list[str]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in documents:
+        digest.update(text.encode() + b'\0')
+    return digest.hexdigest()
+
+
+def _hash_content(records: list[dict]) -> str:
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        for record in records:
+            for shard in record[split]['shards']:
+                digest.update(shard['raw_data']['hashes'][HASH].encode())
+    return digest.hexdigest()
+
+
+def _sum_statistics(records: list[dict], split: str, max_seq_len: int) -> SplitStatistics:
+    total = {
+        name: sum(record[split][name] for record in records)
+        for name in ('documents', 'rows', 'tokens', 'dropped_tokens')
+    }
+    return SplitStatistics(fill_rate=round(total['tokens'] / (total['rows'] * max_seq_len), 5), **total)
+
+
+def _measure_entropy(records: list[dict]) -> float:
+    """Entropy (nats) of the validation ids that are not special: the loss of guessing by frequency alone."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        counts.update(record['validation']['id_counts'])
+    text = [count for token, count in counts.items() if int(token) not in (CLS_ID, PAD_ID, SEP_ID)]
+    total = sum(text)
+    return round(-sum(count / total * math.log(count / total) for count in text), 6)

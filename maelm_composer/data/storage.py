@@ -1,0 +1,134 @@
+"""Whole files in a local folder or under ``s3://bucket/prefix``, with the same four verbs for both.
+
+A file is there completely or not at all: local files are written under a temporary name and renamed, an object is one
+``put``. The S3 endpoint is ``S3_ENDPOINT_URL`` where that is set; credentials are found as every AWS tool finds them.
+"""
+
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from maelm_composer.errors import InputError
+
+
+def join(url: str, *names: str) -> str:
+    """``url``/``names``... for a folder and for s3:// alike."""
+    return '/'.join([url.rstrip('/') or '/', *names])
+
+
+def is_s3(url: str) -> bool:
+    """Whether ``url`` is an s3:// address; any other scheme is refused."""
+    scheme, separator, _ = url.partition('://')
+    if separator and scheme != 's3':
+        raise InputError(f'{url}: only a local folder or s3://bucket/prefix can be used')
+    if separator and not urlsplit(url).netloc:
+        raise InputError(f'{url}: names no bucket; write s3://bucket/prefix')
+    return bool(separator)
+
+
+def read_file(url: str) -> bytes | None:
+    """The bytes at ``url``, or None where there is no such file.
+
+    Raises:
+        InputError: a bucket that is not there, refused credentials, an endpoint that does not answer.
+    """
+    if not is_s3(url):
+        try:
+            return Path(url).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    bucket, key = _split(url)
+    with _s3_errors(url):
+        try:
+            return _s3_client(os.getpid()).get_object(Bucket=bucket, Key=key)['Body'].read()
+        except Exception as error:
+            if _code(error) == 'NoSuchKey':
+                return None
+            raise
+
+
+def write_file(url: str, content: bytes) -> None:
+    """Put ``content`` at ``url`` in one atomic step, over what was there. Raises as :func:`read_file`."""
+    if is_s3(url):
+        bucket, key = _split(url)
+        with _s3_errors(url):
+            _s3_client(os.getpid()).put_object(Bucket=bucket, Key=key, Body=content)
+        return
+    path = Path(url)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own: two runs that fill one cache must not write into each other's file.
+    descriptor, temporary = tempfile.mkstemp(prefix=f'.{path.name}.', dir=path.parent)
+    try:
+        with os.fdopen(descriptor, 'wb') as file:
+            file.write(content)
+            os.fchmod(descriptor, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def list_names(url: str) -> list[str]:
+    """Sorted names of the files directly under the folder ``url``; empty where there is none."""
+    if not is_s3(url):
+        folder = Path(url)
+        return sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
+    bucket, prefix = _split(join(url, ''))
+    with _s3_errors(url):
+        pages = _s3_client(os.getpid()).get_paginator('list_objects_v2')
+        found = pages.paginate(Bucket=bucket, Prefix=prefix, Delimiter='/')
+        return sorted(item['Key'][len(prefix) :] for page in found for item in page.get('Contents', []))
+
+
+def write_folder(url: str, folder: Path) -> None:
+    """Copy the files directly in the local ``folder`` to ``url``."""
+    for path in sorted(folder.iterdir()):
+        write_file(join(url, path.name), path.read_bytes())
+
+
+def _split(url: str) -> tuple[str, str]:
+    bucket, _, key = url.removeprefix('s3://').partition('/')
+    return bucket, key
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@functools.lru_cache(maxsize=1)
+def _s3_client(pid: int) -> Any:
+    """One client a process: a client must not be used across a fork."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(connect_timeout=10, read_timeout=60, retries={'mode': 'standard', 'max_attempts': 4})
+    return boto3.session.Session().client('s3', endpoint_url=os.environ.get('S3_ENDPOINT_URL'), config=config)
+
+
+def _code(error: Exception) -> str:
+    return str(getattr(error, 'response', {}).get('Error', {}).get('Code', ''))
+
+
+@contextlib.contextmanager
+def _s3_errors(url: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        reason = {
+            'NoSuchBucket': 'there is no such bucket',
+            'AccessDenied': 'access denied; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY',
+            'InvalidAccessKeyId': 'the access key is not known there; check AWS_ACCESS_KEY_ID',
+            'SignatureDoesNotMatch': 'the secret key is wrong; check AWS_SECRET_ACCESS_KEY',
+        }.get(_code(error), str(error))
+        raise InputError(f'{url}: {reason}') from None
+    except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
+        raise InputError(f'{url}: {error}') from None

@@ -1,0 +1,163 @@
+"""Byte-level byte-pair encoding: train it, save it for ``AutoTokenizer``, load it for making shards."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from maelm_composer.config import CorpusConfig, TokenizerConfig, to_plain
+from maelm_composer.data import storage
+from maelm_composer.data.corpora import describe_source, iterate_documents
+from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
+from maelm_composer.errors import InputError
+
+*LEADING_SPECIALS, MASK = SPECIAL_TOKENS
+
+
+def build_tokenizer(config: CorpusConfig) -> bool:
+    """Train the tokenizer of ``config`` and save it under ``config.remote``/tokenizer.
+
+    Returns:
+        False where the same recipe had already made it, and nothing was done.
+
+    Raises:
+        InputError: another recipe's tokenizer is there; a corpus that is empty or too small for the vocabulary.
+    """
+    folder = storage.join(config.remote, 'tokenizer')
+    recipe = _hash_recipe(config)
+    written = storage.read_file(storage.join(folder, 'recipe.json'))
+    if written is not None:
+        if json.loads(written)['recipe_hash'] != recipe:
+            raise InputError(f'{folder} holds the tokenizer of another recipe: remove it, or set another remote')
+        return False
+    documents = sample_documents(iterate_documents(config.sources), config.tokenizer.max_training_bytes)
+    tokenizer = train_tokenizer(documents, config.tokenizer)
+    with tempfile.TemporaryDirectory() as scratch:
+        save_tokenizer(tokenizer, Path(scratch), config.max_seq_len)
+        storage.write_folder(folder, Path(scratch))
+    # Last, so that an interrupted upload is not taken for a tokenizer.
+    storage.write_file(storage.join(folder, 'recipe.json'), json.dumps({'recipe_hash': recipe}).encode())
+    return True
+
+
+def sample_documents(documents: Iterable[str], max_bytes: int) -> list[str]:
+    """An even sample of at most ``max_bytes`` of UTF-8, chosen by the documents' own hashes, in their order."""
+    kept: list[tuple[bytes, str]] = []
+    total, threshold = 0, 1 << 64
+    for text in documents:
+        encoded = text.encode()
+        digest = hashlib.blake2b(encoded, digest_size=8).digest()
+        if int.from_bytes(digest, 'big') >= threshold:
+            continue
+        kept.append((digest, text))
+        total += len(encoded)
+        while total > max_bytes and len(kept) > 1:
+            threshold //= 2
+            kept = [item for item in kept if int.from_bytes(item[0], 'big') < threshold]
+            total = sum(len(item[1].encode()) for item in kept)
+    return [text for _, text in kept]
+
+
+def train_tokenizer(documents: list[str], config: TokenizerConfig) -> Tokenizer:
+    """Learn ``config.vocab_size`` pieces, the five special tokens among them, from ``documents``.
+
+    Raises:
+        InputError: no documents, or too few for so many pieces.
+    """
+    if not documents:
+        raise InputError('the sources hold no text')
+    tokenizer = Tokenizer(models.BPE(unk_token='[UNK]'))
+    # NFC loses nothing of what a reader sees; every byte has a piece, so [UNK] never arises.
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if config.lowercase else [])]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    # With the prefix space, a word has the same pieces at the start of a line as within it.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size - 1,  # [MASK] is added behind them
+        min_frequency=2,
+        special_tokens=LEADING_SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_lines(documents), trainer)
+    if (learned := tokenizer.get_vocab_size() + 1) != config.vocab_size:
+        raise InputError(
+            f'the text is too small for tokenizer.vocab_size {config.vocab_size}: it yields {learned} pieces; '
+            'give more text or a smaller vocabulary'
+        )
+    # Written into the model's own vocabulary, so that what counts its pieces counts [MASK] too.
+    state = json.loads(tokenizer.to_str())
+    state['model']['vocab'][MASK] = config.vocab_size - 1
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.add_special_tokens([MASK])
+    # ByteLevel here only trims the leading space from a piece's offsets, as extractive question answering needs.
+    template = processors.TemplateProcessing(
+        single='[CLS] $A [SEP]',
+        pair='[CLS] $A [SEP] [SEP] $B:0 [SEP]:0',
+        special_tokens=[('[CLS]', CLS_ID), ('[SEP]', SEP_ID)],
+    )
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_seq_len: int) -> None:
+    """Write ``folder`` so that ``AutoTokenizer.from_pretrained(folder)`` loads it."""
+    from transformers import PreTrainedTokenizerFast
+
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_seq_len,
+        add_prefix_space=True,
+        cls_token='[CLS]',
+        pad_token='[PAD]',
+        sep_token='[SEP]',
+        unk_token='[UNK]',
+        mask_token=MASK,
+        model_input_names=['input_ids', 'attention_mask'],
+    ).save_pretrained(folder)
+
+
+def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
+    """The tokenizer under ``config.remote``, set to read raw text, and the SHA-256 (hex) of its file.
+
+    Text that spells a special token is tokenised as the ordinary text that it is.
+
+    Raises:
+        InputError: none is there, or its vocabulary, case or length differ from the recipe's.
+    """
+    folder = storage.join(config.remote, 'tokenizer')
+    content = storage.read_file(storage.join(folder, 'tokenizer.json'))
+    settings = storage.read_file(storage.join(folder, 'tokenizer_config.json'))
+    if content is None or settings is None:
+        raise InputError(f'no tokenizer at {folder}: run `maelm tokenizer` with the same recipe first')
+    tokenizer = Tokenizer.from_buffer(content)
+    tokenizer.encode_special_tokens = True
+    lowercases = tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str('A') == 'a'
+    for name, theirs, ours in (
+        ('tokenizer.vocab_size', tokenizer.get_vocab_size(), config.tokenizer.vocab_size),
+        ('tokenizer.lowercase', lowercases, config.tokenizer.lowercase),
+        ('max_seq_len', json.loads(settings)['model_max_length'], config.max_seq_len),
+        ('[MASK]', tokenizer.token_to_id(MASK), config.tokenizer.vocab_size - 1),
+        *((name, tokenizer.token_to_id(name), wanted) for wanted, name in enumerate(LEADING_SPECIALS)),
+    ):
+        if theirs != ours:
+            raise InputError(f'{folder}: {name} is {theirs}, the recipe needs {ours}')
+    return tokenizer, hashlib.sha256(content).hexdigest()
+
+
+def _lines(documents: list[str]) -> Iterator[list[str]]:
+    for document in documents:
+        yield document.split('\n')
+
+
+def _hash_recipe(config: CorpusConfig) -> str:
+    recipe = {
+        'tokenizer': to_plain(config.tokenizer),
+        'max_seq_len': config.max_seq_len,
+        'sources': [describe_source(source) for source in config.sources],
+    }
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,24 @@
+"""Bad input: one clear line on standard error and exit code 2, never a traceback."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used; the message names it and what to do."""
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn an :class:`InputError`, or a full or forbidden disk, into one line and exit code 2."""
+    try:
+        yield
+    except (InputError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is None:
+            raise
+        # Under a launcher every rank meets the same error: one of them speaks.
+        if int(os.environ.get('RANK', '0')) == 0:
+            print(f'error: {" ".join(str(error).split())}', file=sys.stderr, flush=True)
+        raise SystemExit(2) from None

@@ -1,0 +1,162 @@
+"""Rows of token ids -> the one batch that carries every variant of the model.
+
+=====================  ======  =========================================================================
+input_ids              (B, S)  what the encoder reads
+position_ids           (B, S)  what its absolute and relative positions are computed from
+visible_index          (B, S)  where each encoder token belongs in the row; N for an unused slot
+segment_ids            (B, N)  block of a packed row that a token belongs to, from 1; 0 is padding
+original_position_ids  (B, N)  position within its block, masked or not: what the decoder's positions are
+resets                 (B, N)  the decoder's input is e_[MASK] although the encoder saw this position
+labels                 (B, N)  original id where it is to be predicted, -100 elsewhere
+masked_index           (B, M)  the positions to predict, ascending; N for an unused slot
+=====================  ======  =========================================================================
+
+S and M are the same for every batch of a recipe, so a compiled step never recompiles. Attention never crosses
+blocks and positions count from a block's start, so a packed block is computed as if it were alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from maelm_composer.config import (
+    DecoderAttention,
+    EncoderMaskContent,
+    MaskingConfig,
+    PositionIds,
+    PretrainingConfig,
+)
+from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
+from maelm_composer.masking.draw import TOKEN_STREAM, count_masked, draw_bits, draw_masked_positions
+
+Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Batch = dict[str, Tensor]
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class MaskingCollator:
+    """Turns samples ``{input_ids (N,), row, epoch}`` into a batch (see the module's table).
+
+    Args:
+        seed: of the masks alone.
+        predicts_every_token: True for the autoregressive decoder, which regenerates the whole row.
+    """
+
+    masking: MaskingConfig
+    vocab_size: int
+    seed: int
+    predicts_every_token: bool = False
+
+    def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
+        ids = np.stack([sample['input_ids'] for sample in samples]).astype(np.int64)
+        rows = np.array([sample['row'] for sample in samples], np.int64)
+        epochs = np.array([sample['epoch'] for sample in samples], np.int64)
+        is_masked, is_fed_masked = self._draw(ids, epochs, rows)
+        fed_ids = np.where(is_fed_masked, self._content(ids, epochs, rows), ids)
+        batch = self._view(ids, fed_ids, is_masked, is_fed_masked)
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    def visible_length(self, length: int) -> int:
+        """S of rows of N = ``length``: the [MASK]s that the encoder does not see are not there at all."""
+        fewest, _ = count_masked(self.masking.mlm_probability, length, self.masking.rounds_at_random)
+        return length - fewest + self._count_fed(fewest)
+
+    def _count_fed(self, masked: Any) -> Any:
+        """How many of ``masked`` positions the encoder sees (Sec. 4.3, δ)."""
+        return np.rint(self.masking.encoder_mask_fraction * masked).astype(np.int64)
+
+    def _draw(self, ids: Ids, epochs: Ids, rows: Ids) -> tuple[Flags, Flags]:
+        """(B, N) ids -> (B, N) masked; (B, N) masked and yet fed to the encoder."""
+        is_maskable = ids != PAD_ID
+        if not self.masking.masks_special_tokens:
+            is_maskable &= (ids != CLS_ID) & (ids != SEP_ID)
+        drawn, counts = draw_masked_positions(
+            is_maskable,
+            mlm_probability=self.masking.mlm_probability,
+            rounds_at_random=self.masking.rounds_at_random,
+            seed=self.seed,
+            epochs=epochs,
+            rows=rows,
+        )
+        rank = np.arange(drawn.shape[1])[None]
+        is_masked, is_fed_masked = np.zeros_like(is_maskable), np.zeros_like(is_maskable)
+        np.put_along_axis(is_masked, drawn, rank < counts[:, None], axis=1)
+        np.put_along_axis(is_fed_masked, drawn, rank < self._count_fed(counts)[:, None], axis=1)
+        return is_masked, is_fed_masked
+
+    def _content(self, ids: Ids, epochs: Ids, rows: Ids) -> Ids:
+        """(B, N) what stands at a masked position that the encoder sees."""
+        match self.masking.encoder_mask_content:
+            case EncoderMaskContent.mask_token:
+                return np.full_like(ids, self.vocab_size - 1)
+            case EncoderMaskContent.random_token:
+                bits = draw_bits(self.seed, epochs, rows, ids.shape[1], TOKEN_STREAM)
+                num_real_tokens = self.vocab_size - NUM_LEADING_SPECIALS - 1
+                return (NUM_LEADING_SPECIALS + bits % np.uint64(num_real_tokens)).astype(np.int64)
+
+    def _view(self, ids: Ids, fed_ids: Ids, is_masked: Flags, is_fed_masked: Flags) -> dict[str, NDArray[Any]]:
+        """Split one masked row into what the encoder and what the decoder gets."""
+        length = ids.shape[1]
+        is_padding = ids == PAD_ID
+        is_start = ids == CLS_ID
+        segment_ids = np.where(is_padding, 0, is_start.cumsum(axis=1))
+        starts = np.maximum.accumulate(np.where(is_start, np.arange(length), 0), axis=1)
+        original_positions = np.arange(length) - starts
+
+        is_visible = ~is_masked | is_fed_masked
+        visible_index = _index_of(is_visible, self.visible_length(length))
+        match self.masking.position_ids:
+            case PositionIds.aligned:
+                positions = original_positions
+            case PositionIds.consecutive:
+                before: Ids = is_visible.cumsum(axis=1) - is_visible
+                positions = before - np.take_along_axis(before, starts, axis=1)
+        if self.predicts_every_token:
+            is_predicted = ~is_padding & ~is_start
+            masked_index = np.broadcast_to(np.arange(length), ids.shape).copy()
+        else:
+            is_predicted = is_masked
+            _, most = count_masked(self.masking.mlm_probability, length, self.masking.rounds_at_random)
+            masked_index = _index_of(is_masked, most)
+        return {
+            'input_ids': _take(fed_ids, visible_index, fill=PAD_ID),
+            'position_ids': _take(positions, visible_index, fill=0),
+            'visible_index': visible_index,
+            'segment_ids': segment_ids,
+            'original_position_ids': original_positions,
+            'resets': is_fed_masked & self.masking.decoder_resets_masks,
+            'labels': np.where(is_predicted, ids, IGNORED_LABEL),
+            'masked_index': masked_index,
+        }
+
+
+def build_collator(config: PretrainingConfig) -> MaskingCollator:
+    """The collator of a recipe; the recipe's seed draws its masks."""
+    decoder = config.model.decoder
+    return MaskingCollator(
+        masking=config.masking,
+        vocab_size=config.model.vocab_size,
+        seed=config.seed,
+        predicts_every_token=decoder is not None and decoder.attention is DecoderAttention.causal_cross,
+    )
+
+
+def _index_of(flags: Flags, width: int) -> Ids:
+    """(B, N) flags -> (B, ``width``) positions of the set ones, ascending, then N for the slots left over."""
+    index = np.argsort(~flags, axis=1, kind='stable')[:, :width]
+    unused = np.arange(width) >= flags.sum(axis=1, keepdims=True)
+    return np.where(unused, flags.shape[1], index)
+
+
+def _take(values: Ids, index: Ids, fill: int) -> Ids:
+    """(B, N) values at (B, K) index; ``fill`` where the index is N."""
+    padded = np.pad(values, ((0, 0), (0, 1)), constant_values=fill)
+    return np.take_along_axis(padded, index, axis=1)

@@ -1,0 +1,129 @@
+"""The decoder: predicts the masked tokens and is thrown away after pretraining (Sec. 3, "Decoder Configuration")."""
+
+import torch
+from torch import Tensor, nn
+
+from maelm_composer.config import DecoderAttention, ModelConfig
+from maelm_composer.model.attention import build_attention_bias
+from maelm_composer.model.encoder import build_stack_bias
+from maelm_composer.model.layer import Layer, take_rows
+from maelm_composer.model.relative_position import RelativePositionBias
+
+
+class Decoder(nn.Module):
+    """A shallow stack over the whole row: encoder outputs where there are some, e_[MASK] elsewhere, plus positions."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        decoder = config.decoder
+        assert decoder is not None
+        self.attention = decoder.attention
+        size = decoder.hidden_size
+        self.input_projection = (
+            nn.Linear(config.hidden_size, size) if size != config.hidden_size else None
+        )  # Sec. 4.3, "Decoder Size"
+        self.position_embeddings = nn.Embedding(config.max_seq_len, size)
+        self.embedding_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(decoder.hidden_dropout_prob)
+        self.relative_position = (
+            RelativePositionBias(
+                decoder.num_attention_heads,
+                config.max_seq_len,
+                decoder.relative_position_buckets,
+                config.relative_position_max_distance,
+                config.relative_position_function,
+            )
+            if decoder.relative_position_buckets and decoder.attention is not DecoderAttention.cross
+            else None
+        )
+        self.layers = nn.ModuleList(
+            Layer(
+                size,
+                decoder.num_attention_heads,
+                decoder.intermediate_size,
+                hidden_dropout_prob=decoder.hidden_dropout_prob,
+                attention_probs_dropout_prob=decoder.attention_probs_dropout_prob,
+                layer_norm_eps=config.layer_norm_eps,
+                has_self_attention=decoder.attention is not DecoderAttention.cross,
+                has_cross_attention=decoder.attention is not DecoderAttention.bidirectional,
+            )
+            for _ in range(decoder.num_hidden_layers)
+        )
+
+    def forward(self, encoded: Tensor, token_embeddings: nn.Embedding, batch: dict[str, Tensor]) -> Tensor:
+        """(B, S, D) encoder output and the batch (see masking/collate.py) -> (B, M, D_dec) at ``masked_index``."""
+        positions, segments = batch['original_position_ids'], batch['segment_ids']
+        wanted = batch['masked_index'].clamp(max=segments.shape[1] - 1)  # an unused slot reads anything; no label
+        match self.attention:
+            case DecoderAttention.causal_cross:
+                filled = token_embeddings(_shift_right(batch['labels'], positions))
+            case _:
+                filled = fill_masks(encoded, token_embeddings.weight[-1], batch['visible_index'], batch['resets'])
+        if self.input_projection is not None:
+            filled, encoded = self.input_projection(filled), self.input_projection(encoded)
+        if self.attention is DecoderAttention.cross:
+            # Without self-attention no position reads another one: only the wanted ones exist.
+            filled, positions, segments = (take_rows(x, wanted) for x in (filled, positions, segments))
+        hidden = self.dropout(self.embedding_norm(filled + self.position_embeddings(positions)))
+
+        memory_bias: Tensor | None = None
+        if self.attention is not DecoderAttention.bidirectional:
+            memory_segments = take_padded(batch['segment_ids'], batch['visible_index'])
+            memory_bias = build_attention_bias(segments, memory_segments, None)
+        if self.attention is DecoderAttention.cross:
+            for layer in self.layers:
+                hidden = layer(hidden, None, memory=encoded, memory_bias=memory_bias)
+            return hidden
+
+        bias = self._forbid_future(build_stack_bias(self.relative_position, positions, segments))
+        memory = None if memory_bias is None else encoded
+        for layer in self.layers[:-1]:
+            hidden = layer(hidden, bias, memory=memory, memory_bias=memory_bias)
+        last_bias = build_stack_bias(self.relative_position, positions, segments, wanted)
+        if memory_bias is not None:
+            memory_bias = memory_bias.gather(2, wanted[:, None, :, None].expand(-1, -1, -1, memory_bias.shape[-1]))
+        last_bias = self._forbid_future(last_bias, wanted)
+        return self.layers[-1](hidden, last_bias, query_index=wanted, memory=memory, memory_bias=memory_bias)
+
+    def _forbid_future(self, bias: Tensor, query_index: Tensor | None = None) -> Tensor:
+        """-inf above the diagonal of the (B, ·, T or M, T) bias of the autoregressive decoder."""
+        if self.attention is not DecoderAttention.causal_cross:
+            return bias
+        keys = torch.arange(bias.shape[-1], device=bias.device)
+        queries = keys[None] if query_index is None else query_index
+        return bias.masked_fill(keys > queries[:, None, :, None], float('-inf'))
+
+
+def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, resets: Tensor) -> Tensor:
+    """Ĥ^0 before positions: h_i^L where the encoder saw token i, e_[MASK] elsewhere (Sec. 3).
+
+    Args:
+        encoded: (B, S, D)
+        mask_embedding: (D,) row of the token table
+        visible_index: (B, S) positions of the encoder's tokens; N for an unused slot
+        resets: (B, N) positions that get e_[MASK] although the encoder saw them
+
+    Returns:
+        (B, N, D)
+    """
+    batch, length = resets.shape
+    # Unused and reset slots are written to a row of their own after the last, never to a real position.
+    target = visible_index.masked_fill(take_padded(resets, visible_index), length)
+    filled = mask_embedding.to(encoded.dtype).expand(batch, length + 1, -1).clone()
+    rows = torch.arange(batch, device=encoded.device)[:, None]
+    filled = filled.index_put((rows, target), encoded)
+    return filled[:, :-1]
+
+
+def take_padded(values: Tensor, index: Tensor) -> Tensor:
+    """(B, N) values at (B, K) index; 0 where the index is N."""
+    return nn.functional.pad(values, (0, 1)).gather(1, index)
+
+
+def _shift_right(labels: Tensor, positions: Tensor) -> Tensor:
+    """(B, N) labels -> (B, N) the token before each position; [CLS], which is id 0, at a block's start and in padding.
+
+    PAPER-SILENT: labels leave out only block starts, whose token is always [CLS], and padding.
+    """
+    before = nn.functional.pad(labels, (1, -1), value=0)
+    return before.masked_fill(positions == 0, 0).clamp(min=0)

@@ -1,0 +1,79 @@
+"""The encoder: what is kept after pretraining (Sec. 3, "Excluding [MASK] from the Encoder")."""
+
+from torch import Tensor, nn
+
+from maelm_composer.config import ModelConfig
+from maelm_composer.model.attention import build_attention_bias
+from maelm_composer.model.layer import Layer, take_rows
+from maelm_composer.model.relative_position import RelativePositionBias
+
+
+class Encoder(nn.Module):
+    """Token and absolute position embeddings -> LN -> dropout -> L post-LN layers under one relative position bias."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.token_embeddings = nn.Embedding(config.vocab_size, size)
+        self.position_embeddings = nn.Embedding(config.max_seq_len, size)
+        self.embedding_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.relative_position = (
+            RelativePositionBias(
+                config.num_attention_heads,
+                config.max_seq_len,
+                config.relative_position_buckets,
+                config.relative_position_max_distance,
+                config.relative_position_function,
+            )
+            if config.relative_position_buckets
+            else None
+        )
+        self.layers = nn.ModuleList(
+            Layer(
+                size,
+                config.num_attention_heads,
+                config.intermediate_size,
+                hidden_dropout_prob=config.hidden_dropout_prob,
+                attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+                layer_norm_eps=config.layer_norm_eps,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, query_index: Tensor | None = None
+    ) -> Tensor:
+        """Encode packed rows.
+
+        Args:
+            input_ids: (B, S)
+            position_ids: (B, S) in [0, N); gaps where [MASK]s were left out
+            segment_ids: (B, S) attention stays within equal ids
+            query_index: (B, M) the only slots whose output is wanted; the last layer computes nothing else
+
+        Returns:
+            (B, S, D), or (B, M, D) with ``query_index``
+        """
+        hidden = self.token_embeddings(input_ids) + self.position_embeddings(position_ids)
+        hidden = self.dropout(self.embedding_norm(hidden))  # PAPER-SILENT: LN here, as the authors' code
+        bias = build_stack_bias(self.relative_position, position_ids, segment_ids)
+        for layer in self.layers[:-1]:
+            hidden = layer(hidden, bias)
+        if query_index is not None:
+            bias = build_stack_bias(self.relative_position, position_ids, segment_ids, query_index)
+        return self.layers[-1](hidden, bias, query_index=query_index)
+
+
+def build_stack_bias(
+    relative_position: RelativePositionBias | None,
+    position_ids: Tensor,
+    segment_ids: Tensor,
+    query_index: Tensor | None = None,
+) -> Tensor:
+    """The (B, 1 or H, T or M, T) self-attention bias that all layers of a stack share."""
+    query_positions, query_segments = position_ids, segment_ids
+    if query_index is not None:
+        query_positions, query_segments = take_rows(position_ids, query_index), take_rows(segment_ids, query_index)
+    relative = None if relative_position is None else relative_position(query_positions, position_ids)
+    return build_attention_bias(query_segments, segment_ids, relative)

@@ -1,0 +1,80 @@
+"""One Transformer block, post-LN: x <- LN(x + drop(f(x))) for f each attention, then the feed-forward network."""
+
+from torch import Tensor, nn
+
+from maelm_composer.model.attention import Attention
+
+
+class Layer(nn.Module):
+    """Self-attention, cross-attention to an encoder's output, or both, and a feed-forward network (exact GELU)."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        intermediate_size: int,
+        *,
+        hidden_dropout_prob: float,
+        attention_probs_dropout_prob: float,
+        layer_norm_eps: float,
+        has_self_attention: bool = True,
+        has_cross_attention: bool = False,
+    ) -> None:
+        super().__init__()
+
+        def build_attention() -> Attention:
+            return Attention(hidden_size, num_attention_heads, attention_probs_dropout_prob)
+
+        def build_norm() -> nn.LayerNorm:
+            return nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+
+        if has_self_attention:
+            self.self_attention, self.self_attention_norm = build_attention(), build_norm()
+        if has_cross_attention:
+            self.cross_attention, self.cross_attention_norm = build_attention(), build_norm()
+        self.has_self_attention, self.has_cross_attention = has_self_attention, has_cross_attention
+        self.intermediate = nn.Linear(hidden_size, intermediate_size)
+        self.output = nn.Linear(intermediate_size, hidden_size)
+        self.output_norm = build_norm()
+        self.activation = nn.GELU()
+        self.dropout = nn.Dropout(hidden_dropout_prob)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        bias: Tensor | None,
+        *,
+        query_index: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, D) -> (B, T, D), or (B, M, D) where only the rows at ``query_index`` (B, M) are wanted.
+
+        Args:
+            bias: of the self-attention, (B, ·, T or M, T).
+            memory: (B, S, D) the encoder's output, for cross-attention.
+            memory_bias: (B, ·, T or M, S).
+        """
+        if self.has_self_attention:
+            assert bias is not None
+            if query_index is None:
+                attended = self.self_attention(hidden, None, bias)
+            else:
+                whole = hidden
+                hidden = take_rows(hidden, query_index)
+                attended = self.self_attention(hidden, whole, bias)
+            hidden = self.self_attention_norm(hidden + self.dropout(attended))
+        if self.has_cross_attention:
+            assert memory is not None
+            assert memory_bias is not None
+            attended = self.cross_attention(hidden, memory, memory_bias)
+            hidden = self.cross_attention_norm(hidden + self.dropout(attended))
+        fed_forward = self.output(self.activation(self.intermediate(hidden)))
+        return self.output_norm(hidden + self.dropout(fed_forward))
+
+
+def take_rows(values: Tensor, index: Tensor) -> Tensor:
+    """(B, T, D) or (B, T) values at (B, K) index -> (B, K, D) or (B, K)."""
+    if values.dim() == 2:
+        return values.gather(1, index)
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

@@ -1,0 +1,68 @@
+"""MAE-LM and plain MLM: masking view -> encoder -> decoder -> loss, on one page.
+
+(Meng et al., arXiv:2302.02060, preprint, Sec. 2.1 and 3). Plain MLM, the RoBERTa baseline, is ``decoder: null``.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from maelm_composer.config import ModelConfig
+from maelm_composer.model.decoder import Decoder, take_padded
+from maelm_composer.model.encoder import Encoder
+from maelm_composer.model.head import MaskedLMHead
+from maelm_composer.model.relative_position import RelativePositionBias
+
+
+class MaskedLMOutput(NamedTuple):
+    loss: Tensor  # scalar, nats: mean over the predicted tokens of the batch, fp32
+    logits: Tensor  # (B, M, V)
+    labels: Tensor  # (B, M); -100 in an unused slot
+
+
+class MaskedLanguageModel(nn.Module):
+    """Encoder, decoder (or none) and head; the token table is one parameter, used by all three."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config) if config.decoder is not None else None
+        self.head = MaskedLMHead(config)
+
+    def forward(self, batch: dict[str, Tensor]) -> MaskedLMOutput:
+        """The batch that masking/collate.py describes -> loss and predictions at the masked positions."""
+        masked_index = batch['masked_index']
+        token_embeddings = self.encoder.token_embeddings
+        segment_ids = take_padded(batch['segment_ids'], batch['visible_index'])
+        # Without a decoder the encoder sees the whole row, so a position is also its slot.
+        wanted = masked_index.clamp(max=batch['labels'].shape[1] - 1) if self.decoder is None else None
+        hidden = self.encoder(batch['input_ids'], batch['position_ids'], segment_ids, query_index=wanted)
+        if self.decoder is not None:
+            hidden = self.decoder(hidden, token_embeddings, batch)
+        logits = self.head(hidden, token_embeddings.weight)
+        labels = functional.pad(batch['labels'], (0, 1), value=-100).gather(1, masked_index)
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return MaskedLMOutput(loss, logits, labels)
+
+
+def build_model(config: ModelConfig, seed: int) -> MaskedLanguageModel:
+    """A freshly initialised model: N(0, initializer_range) everywhere, biases 0, LayerNorm 1 and 0 (authors' code).
+
+    Args:
+        seed: of the initial weights. The encoder is drawn first, so that MAE-LM and its baseline start from the same
+            encoder; torch's global generator is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = MaskedLanguageModel(config)
+        torch.manual_seed(seed)
+        for module in model.modules():
+            match module:
+                case nn.Linear() | nn.Embedding():
+                    nn.init.normal_(module.weight, std=config.initializer_range)
+                    if isinstance(module, nn.Linear) and module.bias is not None:
+                        nn.init.zeros_(module.bias)
+                case RelativePositionBias():
+                    module.reset_parameters(config.relative_position_init, config.initializer_range)
+    return model

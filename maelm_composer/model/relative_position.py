@@ -1,0 +1,92 @@
+"""Relative position bias: one learned number per bucket of distance and head, added to the attention scores.
+
+Source: Sec. 4.1 of the paper, which cites Raffel et al. (2019, Sec. 2.1); App. C: encoder only by default.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from maelm_composer.config import RelativePositionFunction, RelativePositionInit
+
+
+def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function: RelativePositionFunction) -> Tensor:
+    """Signed distances (key position - query position), any shape -> bucket ids in [0, ``buckets``), same shape.
+
+    Both functions give each short distance a bucket of its own and longer ones logarithmically wider buckets, on each
+    side separately. ``t5`` is bidirectional T5 (and MPNet); ``authors`` is what the paper's released code computes:
+    it rounds up, not down, and reaches its last bucket earlier. One bucket is never used by either.
+    """
+    half = buckets // 2
+    exact = half // 2
+    size = distance.abs()
+    ratio = torch.log(size.clamp(min=exact).double() / exact)
+    match function:
+        case RelativePositionFunction.t5:
+            far = exact + (ratio / math.log(max_distance / exact) * (half - exact)).floor().long()
+            bucket = torch.where(size < exact, size, far.clamp(max=half - 1))
+            return bucket + half * (distance > 0)
+        case RelativePositionFunction.authors:
+            # The guard keeps an exact integer, such as the ratio at max_distance - 1, from being rounded up once more.
+            far = exact + (ratio / math.log((max_distance - 1) / exact) * (half - 1 - exact) - 1e-9).ceil().long()
+            bucket = torch.where(size < exact, size, far.clamp(max=half - 1))
+            return half - 1 + bucket * distance.sign()
+
+
+class RelativePositionBias(nn.Module):
+    """Table of (buckets, H) biases, shared by all layers of a stack."""
+
+    bucket_of_distance: Tensor  # (2N - 1,), from distance 1 - N
+
+    def __init__(
+        self,
+        num_heads: int,
+        max_seq_len: int,
+        buckets: int,
+        max_distance: int,
+        function: RelativePositionFunction,
+    ) -> None:
+        super().__init__()
+        self.max_seq_len = max_seq_len
+        self.weight = nn.Parameter(torch.empty(buckets, num_heads))
+        distances = torch.arange(1 - max_seq_len, max_seq_len)
+        bucket_of_distance = bucket_distances(distances, buckets, max_distance, function)
+        self.register_buffer('bucket_of_distance', bucket_of_distance, persistent=False)
+
+    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """(B, Q) and (B, K) positions, gaps allowed -> (B, H, Q, K) bias."""
+        batch, num_queries = query_positions.shape
+        by_distance = self.weight[self.bucket_of_distance].t()  # (H, 2N - 1)
+        distance = key_positions[:, None, :] - query_positions[:, :, None] + (self.max_seq_len - 1)
+        # A gather along the last, contiguous axis: its backward adds into 2N - 1 numbers a head instead of walking
+        # B·Q·K rows of the table, which is 15 times slower on a CPU.
+        heads = by_distance.shape[0]
+        index = distance.reshape(batch, 1, -1).expand(-1, heads, -1)
+        bias = by_distance.expand(batch, -1, -1).gather(2, index)
+        return bias.view(batch, heads, num_queries, -1)
+
+    @torch.no_grad()
+    def reset_parameters(self, init: RelativePositionInit, std: float) -> None:
+        match init:
+            case RelativePositionInit.normal:
+                nn.init.normal_(self.weight, std=std)
+            case RelativePositionInit.local:
+                self.weight.copy_(self._local_prior())
+
+    def _local_prior(self) -> Tensor:
+        """(buckets, H): half the heads look left, half right, falling off with distance (docs/deviations.md).
+
+        Head h of a side falls by 2^-h a position; looking the other way costs as much as the farthest distance.
+        """
+        buckets, heads = self.weight.shape
+        distances = torch.arange(1 - self.max_seq_len, self.max_seq_len)
+        prior = torch.zeros(buckets, heads)
+        # Nearest distance last, so that it is what a bucket of several distances is measured by.
+        for distance in sorted(distances.tolist(), key=abs, reverse=True):
+            bucket = int(self.bucket_of_distance[distance + self.max_seq_len - 1])
+            for head in range(heads):
+                side = -1 if head % 2 == 0 else 1
+                slope = 2.0 ** -(head // 2)
+                prior[bucket, head] = -slope * (abs(distance) + (0 if distance * side > 0 else 2))
+        return prior

@@ -1,0 +1,62 @@
+"""What a result needs to be believed: where it came from, and files that are whole or not there. Imports no torch."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from maelm_composer import __version__
+from maelm_composer.config import hash_config
+
+PACKAGES = ('torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'numpy')
+
+
+def collect_provenance(config: Any) -> dict[str, Any]:
+    """Versions, source revision, hardware and the recipe's hash, JSON-ready."""
+    return {
+        'maelm_composer': __version__,
+        'git_revision': _git_revision(),
+        'python': platform.python_version(),
+        'packages': {name: importlib.metadata.version(name) for name in PACKAGES},
+        'platform': platform.platform(),
+        'cpu': _cpu_name(),
+        'cpu_count': os.cpu_count(),
+        'recipe_hash': hash_config(config),
+    }
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """Write ``record`` so that a reader sees the old file or the new one, never half of one."""
+    write_text(path, json.dumps(record, indent=2) + '\n')
+
+
+def write_text(path: Path, text: str) -> None:
+    """As :func:`write_json`, for text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+    temporary.write_text(text, encoding='utf-8')
+    temporary.replace(path)
+
+
+def _git_revision() -> str | None:
+    """The source's commit, with ``-dirty`` where files differ from it; None outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / '.git').exists():
+        return None
+    command = ['git', '-C', str(root), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.processor()

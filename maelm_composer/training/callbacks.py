@@ -1,0 +1,214 @@
+"""What happens around a batch, one idea per class."""
+
+import csv
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.utils import dist
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from maelm_composer.errors import InputError
+from maelm_composer.records import write_text
+from maelm_composer.training.run_folder import RunFolder
+
+COLUMNS = (
+    'samples',
+    'batch',
+    'train_loss',
+    'learning_rate',
+    'gradient_norm',
+    'tokens_per_second',
+    'training_seconds',
+    'eval_loss',
+    'eval_perplexity',
+    'eval_accuracy',
+)
+METRICS = 'metrics.csv'
+TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # all others are the same in a resumed run
+UNTIMED_BATCHES = 3  # at a process's start: compilation, allocation and loader start
+
+
+class BatchSeed(Callback):
+    """Make dropout a function of (seed, batch, rank), so that a resumed run draws what an uninterrupted one does.
+
+    Composer 0.32.1 restores the generators' states only where it spins the loader forward itself, which it never
+    does for a StreamingDataset.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        key = (self.seed, state.timestamp.batch.value, dist.get_global_rank())
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+
+
+class GradientClipping(Callback):
+    """Scale the gradient down to a global L2 norm of at most ``max_norm``; 0 only measures it.
+
+    Composer's own algorithm clips the same, sharded or not, but does not tell the norm.
+    """
+
+    def __init__(self, max_norm: float) -> None:
+        self.max_norm = max_norm
+        self.norm = torch.zeros(())
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        parameters = [p for p in state.model.parameters() if p.grad is not None]
+        norm = get_total_norm([p.grad for p in parameters])  # type: ignore[misc]
+        self.norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if self.max_norm > 0:
+            clip_grads_with_norm_(parameters, self.max_norm, self.norm)
+
+
+class DivergenceStop(Callback):
+    """End the run at the first loss or gradient that is not finite, before it is saved."""
+
+    def __init__(self, clipping: GradientClipping) -> None:
+        self.clipping = clipping
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        # Composer has just read the loss from the device: nothing is waited for here.
+        values = {'loss': state.total_loss_dict['loss/train/total'], 'gradient norm': self.clipping.norm.item()}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise InputError(
+                    f'{name} is {value} at batch {state.timestamp.batch.value}, {state.timestamp.sample.value} samples; '
+                    'the run stops and the checkpoints before it are whole; a lower optimizer.learning_rate or '
+                    'optimizer.clip_norm, or training.precision=fp32, may help'
+                )
+
+
+class TrainingClock(Callback):
+    """Seconds of training: waiting for data, forward, backward and step; no evaluation, checkpoint or compilation.
+
+    The first batches of a process are charged at the speed of the first batch after them. The count is saved in every
+    checkpoint, so that it goes on where it stood.
+    """
+
+    def __init__(self, tokens_per_batch: int, seconds: float = 0.0) -> None:
+        self.tokens_per_batch = tokens_per_batch
+        self.seconds = seconds
+        self.tokens_per_second = 0.0  # of the last timed batch
+        self.timed_batches = 0  # of this process
+        self.timed_seconds = 0.0
+        self._untimed = 0
+        self._since = 0.0
+
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        self._since = time.perf_counter()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        elapsed = time.perf_counter() - self._since
+        if self.timed_batches == 0 and self._untimed < UNTIMED_BATCHES:
+            self._untimed += 1
+            return
+        self.seconds += elapsed * (1 + self._untimed)
+        self._untimed = 0
+        self.timed_batches += 1
+        self.timed_seconds += elapsed
+        self.tokens_per_second = self.tokens_per_batch / elapsed
+        logger.log_metrics(
+            {'time/training_seconds': self.seconds, 'throughput/tokens_per_second': self.tokens_per_second}
+        )
+
+    @property
+    def mean_tokens_per_second(self) -> float:
+        """Over this process's timed batches; 0 before the first."""
+        return self.tokens_per_batch * self.timed_batches / self.timed_seconds if self.timed_batches else 0.0
+
+
+class MetricsLog(Callback):
+    """One CSV row a batch, on disk before the batch's checkpoint is.
+
+    On resumption the rows after the checkpoint are dropped, so that the file ends as an uninterrupted run's does.
+    """
+
+    def __init__(self, folder: RunFolder, clock: TrainingClock, clipping: GradientClipping) -> None:
+        self.folder = folder
+        self.path = folder.local / METRICS
+        self.clock = clock
+        self.clipping = clipping
+        self.last_eval: dict[str, Any] = {}
+        self._row: dict[str, Any] = {}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if dist.get_global_rank() == 0:
+            rows = parse_metrics(self.folder.read(METRICS) or '') if state.timestamp.batch.value else []
+            kept = [row for row in rows if int(row['samples']) <= state.timestamp.sample.value]
+            lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in kept)]
+            write_text(self.path, ''.join(','.join(line) + '\n' for line in lines))
+            evaluated = [row for row in kept if row['eval_loss']]
+            self.last_eval = (
+                {k: float(v) for k, v in evaluated[-1].items() if k.startswith('eval')} if evaluated else {}
+            )
+        dist.barrier()
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        self._row = {'learning_rate': state.optimizers[0].param_groups[0]['lr']}
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        timed = self.clock.timed_batches > 0
+        self._row |= {
+            'samples': state.timestamp.sample.value,
+            'batch': state.timestamp.batch.value,
+            'train_loss': state.total_loss_dict['loss/train/total'],
+            'gradient_norm': self.clipping.norm.item(),
+            'tokens_per_second': f'{self.clock.tokens_per_second:.0f}' if timed else '',
+            'training_seconds': f'{self.clock.seconds:.3f}',
+        }
+        logger.log_metrics({'gradient_norm': self._row['gradient_norm'], 'learning_rate': self._row['learning_rate']})
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        values = {name: value.item() for name, value in state.eval_metric_values.items()}
+        self.last_eval = {
+            'eval_loss': values['MaskedLoss'],
+            'eval_perplexity': values['MaskedPerplexity'],
+            'eval_accuracy': values['MaskedAccuracy'],
+        }
+        self._row |= self.last_eval
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        if dist.get_global_rank() == 0:
+            with self.path.open('a', newline='', encoding='utf-8') as file:
+                csv.DictWriter(file, COLUMNS, lineterminator='\n').writerow(self._row)
+
+
+class Report(Callback):
+    """One line once the speed is known, and one for each evaluation."""
+
+    def __init__(self, say: Callable[[str], None], clock: TrainingClock, log: MetricsLog) -> None:
+        self.say = say
+        self.clock = clock
+        self.log = log
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        if self.clock.timed_batches == 10:
+            speed = self.clock.mean_tokens_per_second
+            left = state.max_duration.value - state.timestamp.sample.value  # type: ignore[union-attr]
+            tokens = left * self.clock.tokens_per_batch / (state.timestamp.sample.value / state.timestamp.batch.value)
+            hours = tokens / speed / 3600
+            devices = dist.get_world_size()
+            self.say(
+                f'measured {speed:,.0f} tokens/s: {left:,} samples to go take {hours:.2f} hours, '
+                f'{hours * devices:.2f} device-hours'
+            )
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        evaluation = self.log.last_eval
+        self.say(
+            f'{state.timestamp.sample.value:,} samples: validation loss {evaluation["eval_loss"]:.4f}, '
+            f'perplexity {evaluation["eval_perplexity"]:.2f}, accuracy {evaluation["eval_accuracy"]:.4f}'
+        )
+
+
+def parse_metrics(text: str) -> list[dict[str, str]]:
+    """The whole rows of a metrics.csv; a line that a kill cut short is left out."""
+    return list(csv.DictReader(text[: text.rfind('\n') + 1].splitlines()))

@@ -1,0 +1,192 @@
+"""Saving and finding checkpoints so that a kill at any moment costs only the batches since the last one.
+
+Composer 0.32.1 writes a checkpoint straight to its final name and removes the "latest" link before it makes the new
+one, so a kill in between leaves half a file or no link; here a checkpoint is staged, then renamed, then linked.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.utils import dist
+from composer.utils.checkpoint import save_checkpoint
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from maelm_composer.errors import InputError
+from maelm_composer.records import write_json
+from maelm_composer.training.callbacks import TrainingClock
+from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder
+
+WEIGHTS = 'model.safetensors'
+PROGRESS = 'progress.json'
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Checkpoints(Callback):
+    """Saves every ``interval_samples`` (the first batch at or after it), at the end, and when told to stop."""
+
+    def __init__(self, folder: RunFolder, clock: TrainingClock, interval_samples: int, keep: int) -> None:
+        self.folder = folder
+        self.clock = clock
+        self.interval_samples = interval_samples
+        self.keep = keep
+        self._signal = 0
+        self._handlers: dict[int, Any] = {}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        for number in STOP_SIGNALS:
+            self._handlers[number] = signal.signal(number, self._note)
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        samples = state.timestamp.sample.value
+        before = state.previous_timestamp.sample.value  # type: ignore[union-attr]
+        is_last = samples >= state.max_duration.value  # type: ignore[union-attr]
+        stop = self._agree_on_signal(state)
+        if is_last or stop or samples // self.interval_samples > before // self.interval_samples:
+            self._save(state)
+        if stop and not is_last:
+            if dist.get_global_rank() == 0:
+                name = signal.Signals(stop).name
+                print(f'{name}: saved at {samples:,} samples; the same command goes on from there', flush=True)
+            raise SystemExit(128 + stop)
+
+    def close(self, state: State, logger: Logger) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+    def _note(self, number: int, frame: Any) -> None:
+        """Leave the batch in hand whole; the same signal once more ends the process at once."""
+        self._signal = number
+        signal.signal(number, self._handlers[number])
+
+    def _agree_on_signal(self, state: State) -> int:
+        """A signal reaches the ranks at different batches; all act on it at the same one."""
+        if dist.get_world_size() == 1:
+            return self._signal
+        told = state.device.tensor_to_device(torch.tensor([self._signal]))
+        dist.all_reduce(told, reduce_operation='MAX')
+        return int(told.item())
+
+    def _save(self, state: State) -> None:
+        staged = self.folder.local / '.saving'
+        name = f'{CHECKPOINT_PREFIX}{state.timestamp.sample.value:012d}'
+        try:
+            if dist.get_local_rank() == 0:
+                shutil.rmtree(staged, ignore_errors=True)
+                staged.mkdir(parents=True)
+            dist.barrier()
+            self._stage(state, staged)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise InputError(
+                f'checkpoint {name} could not be written to {self.folder.local}: {_reason(error)}; '
+                f'the one before it ({self.folder.latest()}) is whole'
+            ) from error
+        if dist.get_global_rank() == 0:
+            self.folder.upload('metrics.csv')
+        self.folder.publish(staged, name)
+        if dist.get_global_rank() == 0 and self.keep > 0:
+            for outdated in self.folder.checkpoints()[: -self.keep]:
+                self.folder.remove(outdated)
+
+    def _stage(self, state: State, staged: Path) -> None:
+        """Composer's state, the weights alone for whoever only wants those, and where the run stood."""
+        save_checkpoint(state, str(staged / 'state.pt'), ignore_keys=drop_callbacks)
+        dist.barrier()  # every rank has found its own shard where Composer looks for it
+        if dist.get_local_rank() == 0:
+            for shards in staged.glob('ep*-ba*'):
+                shards.rename(staged / 'state')
+        weights = get_model_state_dict(state.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if dist.get_global_rank() == 0:
+            plain = {key.removeprefix('model.'): value.contiguous() for key, value in weights.items()}
+            save_file(plain, staged / WEIGHTS, metadata={'format': 'pt'})
+            progress = {
+                'samples': state.timestamp.sample.value,
+                'batch': state.timestamp.batch.value,
+                'training_seconds': self.clock.seconds,
+            }
+            write_json(staged / PROGRESS, progress)
+        if dist.get_local_rank() == 0:
+            for path in staged.rglob('*'):
+                if path.is_file():
+                    with path.open('rb') as file:
+                        os.fsync(file.fileno())
+
+
+def _reason(error: BaseException) -> str:
+    """torch.save on a full disk raises what its writer stumbled over; the operating system's word lies beneath."""
+    beneath: BaseException | None = error
+    while beneath is not None:
+        if isinstance(beneath, OSError) and beneath.strerror:
+            return beneath.strerror
+        beneath = beneath.__cause__ or beneath.__context__
+    return ' '.join(str(error).split())
+
+
+def follow_launcher() -> None:
+    """Composer's launcher dies of a SIGTERM without telling its ranks: have the kernel pass it on to this one."""
+    if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def drop_callbacks(checkpoint: dict[str, Any]) -> None:
+    """Loggers may differ from one start to the next, so a checkpoint does not depend on them."""
+    checkpoint['state'].pop('callbacks', None)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run can go on from."""
+
+    state: Path  # what the Trainer loads
+    samples: int
+    training_seconds: float
+
+
+def find_checkpoint(folder: RunFolder, model: nn.Module, is_sharded: bool) -> Checkpoint | None:
+    """The newest whole checkpoint, or None. Called by every rank.
+
+    Raises:
+        InputError: it holds other weights than this model's, or was written under another kind of sharding.
+    """
+    names = [folder.latest() if dist.get_global_rank() == 0 else None]
+    dist.broadcast_object_list(names, src=0)
+    if names[0] is None:
+        return None
+    checkpoint = folder.fetch(names[0])
+    _assert_fits(checkpoint / WEIGHTS, model)
+    state = checkpoint / ('state' if is_sharded else 'state.pt')
+    if not state.exists():
+        raise InputError(
+            f'{checkpoint} was written with training.sharding '
+            f'{"ddp" if is_sharded else "shard_grad_op or full_shard"}: go on with it, or choose another run_name'
+        )
+    progress = json.loads((checkpoint / PROGRESS).read_text(encoding='utf-8'))
+    return Checkpoint(state, progress['samples'], progress['training_seconds'])
+
+
+def _assert_fits(weights: Path, model: nn.Module) -> None:
+    with safe_open(weights, 'pt') as file:
+        saved = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a dict
+    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    for key in sorted(saved.keys() | wanted.keys()):
+        if saved.get(key) != wanted.get(key):
+            raise InputError(
+                f'{weights.parent} does not fit the recipe: {key} is {saved.get(key, "not there")} in the checkpoint, '
+                f'{wanted.get(key, "not there")} in the model'
+            )

@@ -1,0 +1,77 @@
+"""Rows to batches, in worker processes that leave stop signals to the trainer."""
+
+import os
+import signal
+import threading
+from typing import Any
+
+import torch
+from composer import DataSpec, Evaluator
+from composer.utils import dist
+from streaming import StreamingDataLoader
+from torch.utils.data import DataLoader, Subset
+
+from maelm_composer.config import PretrainingConfig
+from maelm_composer.data.dataset import build_dataset
+from maelm_composer.data.manifest import Manifest
+from maelm_composer.errors import InputError
+from maelm_composer.masking.collate import MaskingCollator
+from maelm_composer.training.adapter import count_predicted
+from maelm_composer.training.checkpoints import STOP_SIGNALS
+from maelm_composer.training.plan import Plan
+
+
+def build_train_loader(
+    config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator, plan: Plan
+) -> DataSpec:
+    dataset = build_dataset(config.data, manifest, 'train', batch_size=plan.device_batch_size, seed=config.seed)
+    loader = StreamingDataLoader(
+        dataset, batch_size=plan.device_batch_size, drop_last=True, **_loader_settings(config, collator)
+    )
+    return DataSpec(loader, get_num_tokens_in_batch=count_predicted)
+
+
+def build_evaluator(config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator, plan: Plan) -> Evaluator:
+    """The first ``eval_rows`` validation rows, each once, with the same masks at every evaluation."""
+    dataset = build_dataset(config.data, manifest, 'validation', batch_size=plan.microbatch_size, seed=config.seed)
+    rows = min(config.training.eval_rows, manifest.splits['validation'].rows)
+    rows -= rows % plan.world_size  # a row that only some ranks have would be counted twice
+    if rows == 0:
+        raise InputError(f'{config.data.remote} holds no validation rows for {plan.world_size} ranks')
+    subset = Subset(dataset, range(rows))
+    loader = DataLoader(
+        subset,
+        batch_size=plan.microbatch_size,
+        sampler=dist.get_sampler(subset, shuffle=False),
+        **_loader_settings(config, collator),
+    )
+    return Evaluator(
+        label='eval',
+        dataloader=DataSpec(loader, get_num_tokens_in_batch=count_predicted),
+        eval_interval=f'{config.training.eval_interval_samples}sp',
+    )
+
+
+def _loader_settings(config: PretrainingConfig, collator: MaskingCollator) -> dict[str, Any]:
+    num_workers = config.data.num_workers
+    return {
+        'collate_fn': collator,
+        'num_workers': num_workers,
+        'prefetch_factor': 4 if num_workers else None,
+        'persistent_workers': num_workers > 0,
+        'pin_memory': torch.cuda.is_available(),
+        'worker_init_fn': _outlive_stop_signals,
+        'generator': torch.Generator(),
+    }
+
+
+def _outlive_stop_signals(worker: int) -> None:
+    """A SIGTERM to the whole process group must not take the batch in hand from the trainer, which ends its workers."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -1,0 +1,49 @@
+"""AdamW and its schedule (Meng et al., arXiv:2302.02060, preprint, Table 4)."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from maelm_composer.config import OptimizerConfig, TrainingConfig
+
+
+def build_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> AdamW:
+    """torch's AdamW: the decay is decoupled from the gradient and scaled by the learning rate.
+
+    # PAPER-SILENT: which parameters decay. All, biases and LayerNorms too, as in the authors' code.
+    """
+    named = list(named_parameters)
+    groups: list[dict[str, Any]] = [{'params': [p for _, p in named]}]
+    if config.relative_position_lr_multiplier != 1:
+        tables = [p for name, p in named if 'relative_position' in name]
+        others = [p for name, p in named if 'relative_position' not in name]
+        lr = config.learning_rate * config.relative_position_lr_multiplier
+        groups = [{'params': others}, *([{'params': tables, 'lr': lr}] if tables else [])]
+    return AdamW(
+        groups,
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def build_schedule(optimizer: AdamW, config: OptimizerConfig, training: TrainingConfig) -> LambdaLR:
+    """Step it once a batch."""
+    factor = linear_warmup_and_decay(config.warmup_samples, training.max_samples)
+    return LambdaLR(optimizer, lambda step: factor(step * training.global_train_batch_size))
+
+
+def linear_warmup_and_decay(warmup_samples: int, max_samples: int) -> Callable[[int], float]:
+    """Samples seen -> share of the peak learning rate: from 0 up to 1 at ``warmup_samples``, down to 0 at the end."""
+
+    def factor(samples: int) -> float:
+        if samples < warmup_samples:
+            return samples / warmup_samples
+        return max(0.0, (max_samples - samples) / max(1, max_samples - warmup_samples))
+
+    return factor

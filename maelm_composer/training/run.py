@@ -1,0 +1,230 @@
+"""One pretraining run, from a recipe to checkpoints."""
+
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from composer import Trainer
+from composer.loggers import LoggerDestination, MLFlowLogger, ProgressBarLogger, TensorboardLogger, WandBLogger
+from composer.utils import dist
+from rich.console import Console
+from rich.table import Table
+
+from maelm_composer.config import Logger, PretrainingConfig, Sharding
+from maelm_composer.data.manifest import Manifest, load_manifest
+from maelm_composer.errors import InputError
+from maelm_composer.masking.collate import MaskingCollator, build_collator
+from maelm_composer.masking.draw import count_masked
+from maelm_composer.model.cost import count_forward_flops, count_parameters
+from maelm_composer.model.maelm import build_model
+from maelm_composer.training.adapter import PretrainingModel
+from maelm_composer.training.callbacks import (
+    BatchSeed,
+    DivergenceStop,
+    GradientClipping,
+    MetricsLog,
+    Report,
+    TrainingClock,
+)
+from maelm_composer.training.checkpoints import Checkpoints, drop_callbacks, find_checkpoint, follow_launcher
+from maelm_composer.training.loaders import build_evaluator, build_train_loader
+from maelm_composer.training.optimizer import build_optimizer, build_schedule
+from maelm_composer.training.plan import Plan
+from maelm_composer.training.run_folder import RunFolder
+from maelm_composer.training.run_record import assert_same_run, begin_record, identify, write_record
+from maelm_composer.training.sharding import GradientAverage, build_parallelism
+
+DIST_TIMEOUT_SECONDS = 1800.0  # a collective waits this long for the slowest rank, which may be downloading
+
+
+def pretrain(config: PretrainingConfig) -> dict[str, Any]:
+    """Train to ``config.training.max_samples``, going on from the newest checkpoint in ``config.save_folder``.
+
+    Called by every rank. Returns the run's record, as it lies in ``record.json``.
+
+    Raises:
+        InputError: the recipe, the shards, the machine and the run folder do not go together, a loss is not finite, or
+            a checkpoint cannot be written.
+        SystemExit: 128 + signal, after SIGTERM or Ctrl-C was answered with a checkpoint.
+    """
+    _quieten_engines()
+    _share_cores()
+    follow_launcher()
+    is_first, is_sharded = dist.get_global_rank() == 0, config.training.sharding is not Sharding.ddp
+    say: Callable[[Any], None] = Console(highlight=False, soft_wrap=True).print if is_first else _say_nothing
+    loggers = _build_loggers(config)
+    manifest = load_manifest(config.data.remote)
+    collator = build_collator(config)
+    plan = _build_plan(config, manifest, collator)
+    folder = RunFolder(config.save_folder, config.run_name)
+    identity = identify(config, manifest.content_hash)
+    if is_first:
+        folder.assert_writable()
+        finished = assert_same_run(folder, identity)
+    if dist.get_world_size() > 1 or is_sharded:
+        dist.initialize_dist(timeout=DIST_TIMEOUT_SECONDS)
+
+    model = build_model(config.model, config.seed)
+    checkpoint = find_checkpoint(folder, model, is_sharded)
+    if checkpoint is not None and checkpoint.samples >= config.training.max_samples:
+        say(f'{config.run_name} is complete: {checkpoint.samples:,} samples, in {config.save_folder}')
+        return finished if is_first else {}
+    say(_start_screen(config, plan, manifest))
+    if checkpoint is not None:
+        say(f'going on from {checkpoint.samples:,} samples')
+    record = begin_record(folder, config, identity, {'world_size': dist.get_world_size()}) if is_first else {}
+
+    if config.training.compile:
+        model.compile()
+    adapter = PretrainingModel(model, config.training.precision)
+    optimizer = build_optimizer(adapter.named_parameters(), config.optimizer)
+    clipping = GradientClipping(config.optimizer.clip_norm)
+    clock = TrainingClock(plan.tokens_per_batch, checkpoint.training_seconds if checkpoint else 0.0)
+    log = MetricsLog(folder, clock, clipping)
+    report = Report(say, clock, log)
+    saving = Checkpoints(
+        folder, clock, config.training.checkpoint_interval_samples, config.training.checkpoints_to_keep
+    )
+    trainer = Trainer(
+        model=adapter,
+        train_dataloader=build_train_loader(config, manifest, collator, plan),
+        eval_dataloader=build_evaluator(config, manifest, collator, plan),
+        optimizers=optimizer,
+        schedulers=build_schedule(optimizer, config.optimizer, config.training),
+        step_schedulers_every_batch=True,
+        max_duration=f'{config.training.max_samples}sp',
+        callbacks=[
+            BatchSeed(config.seed),
+            *([GradientAverage()] if is_sharded else []),
+            clipping,
+            clock,
+            DivergenceStop(clipping),
+            log,
+            report,
+            saving,
+        ],
+        loggers=loggers,
+        progress_bar=sys.stderr.isatty(),
+        run_name=config.run_name,
+        seed=config.seed,
+        precision='fp32',  # autocast is the adapter's
+        device_train_microbatch_size=plan.microbatch_size,
+        # Rows are masked equally often, so a mean over rows is a mean over tokens, unless the count is random.
+        accumulate_train_batch_on_tokens=config.masking.rounds_at_random,
+        parallelism_config=build_parallelism(config.training.sharding),
+        spin_dataloaders=False,
+        dist_timeout=DIST_TIMEOUT_SECONDS,
+        load_path=str(checkpoint.state) if checkpoint else None,
+        load_ignore_keys=drop_callbacks,
+        load_progress_bar=False,
+    )
+    if checkpoint is not None:
+        folder.forget(checkpoint.state.parent.name)
+    for destination in trainer.logger.destinations:
+        if isinstance(destination, ProgressBarLogger):
+            destination.hparams_already_logged_to_console = True  # the start screen has said it
+    try:
+        trainer.fit()
+    finally:
+        trainer.engine.close()  # trainer.close() would also wait for the other ranks, which may have failed
+    record |= {
+        'status': 'finished',
+        'samples': plan.batches * plan.global_batch_size,
+        'batches': plan.batches,
+        'tokens': plan.batches * plan.tokens_per_batch,
+        'training_seconds': clock.seconds,
+        'device_hours': clock.seconds * dist.get_world_size() / 3600,
+        'tokens_per_second': clock.mean_tokens_per_second,
+        **log.last_eval,
+    }
+    if is_first:
+        write_record(folder, record)
+        say(_summary(config, record))
+    return record
+
+
+def _build_plan(config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator) -> Plan:
+    """Raises InputError where recipe, shards and ranks do not fit together."""
+    for key in ('vocab_size', 'max_seq_len'):
+        wanted, there = getattr(config.model, key), getattr(manifest, key)
+        if wanted != there:
+            raise InputError(f'model.{key} is {wanted}, but the shards in {config.data.remote} were made with {there}')
+    masking, length = config.masking, config.model.max_seq_len
+    _, masked = count_masked(masking.mlm_probability, length, masking.rounds_at_random)
+    predicted = length if collator.predicts_every_token else masked
+    plan = Plan(
+        config=config,
+        world_size=dist.get_world_size(),
+        rows_per_epoch=manifest.splits['train'].rows,
+        parameters=count_parameters(config.model),
+        forward_flops=sum(count_forward_flops(config.model, int(collator.visible_length(length)), predicted).values()),
+    )
+    plan.check()
+    return plan
+
+
+def _build_loggers(config: PretrainingConfig) -> list[LoggerDestination]:
+    loggers: list[LoggerDestination] = []
+    for logger in config.training.loggers:
+        if importlib.util.find_spec(logger.value) is None:
+            raise InputError(
+                f'training.loggers names {logger.value}, which is not installed: '
+                f'pip install maelm-composer[{logger.value}]'
+            )
+        match logger:
+            case Logger.tensorboard:
+                loggers.append(TensorboardLogger(log_dir=f'runs/{config.run_name}/tensorboard'))
+            case Logger.wandb:
+                loggers.append(WandBLogger(project='maelm-composer', name=config.run_name))
+            case Logger.mlflow:
+                loggers.append(MLFlowLogger(experiment_name='maelm-composer', run_name=config.run_name))
+    return loggers
+
+
+def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest) -> Table:
+    fill_rate = manifest.splits['train'].fill_rate
+    data = (
+        f'{config.data.remote}, {fill_rate:.2%} full, content hash {manifest.content_hash[:12]}, '
+        f'tokenizer hash {manifest.tokenizer_hash[:12]}'
+    )
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {torch.get_num_threads()} threads'
+    table = Table.grid(padding=(0, 2))
+    table.add_row('[bold]run[/bold]', f'[bold]{config.run_name}[/bold]')
+    for name, text in plan.describe(data=data, device=device):
+        table.add_row(name, text)
+    return table
+
+
+def _summary(config: PretrainingConfig, record: dict[str, Any]) -> str:
+    lines = [
+        f'{config.run_name}: validation loss {record["eval_loss"]:.4f}',
+        f'{record["batches"]:,} steps, {record["samples"]:,} samples',
+        f'{record["tokens_per_second"]:,.0f} tokens/s, {record["training_seconds"]:,.0f} seconds of training',
+        f'log and checkpoints: {config.save_folder}',
+    ]
+    return '\n'.join(lines)
+
+
+def _say_nothing(text: Any) -> None:
+    pass
+
+
+def _share_cores() -> None:
+    """Composer's launcher lets every rank take every core, which on a CPU costs a factor of ten."""
+    if dist.get_local_world_size() > 1 and 'OMP_NUM_THREADS' not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_local_world_size()))
+
+
+def _quieten_engines() -> None:
+    """Leave out what the engines say and nobody can act on."""
+    for message in (
+        'FSDP2 Config/APIs are experimental',
+        'TypedStorage is deprecated',
+        'No batches were trained',  # a run that goes on from the very end of an epoch
+        'Cannot split tensor of length',  # the last microbatch may be smaller
+    ):
+        warnings.filterwarnings('ignore', message=f'.*{message}')

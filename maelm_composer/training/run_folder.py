@@ -1,0 +1,151 @@
+"""Where a run's files lie: a local folder, or an object store with a local working copy.
+
+::
+
+    recipe.yaml  record.json  metrics.csv
+    latest                      -> the newest whole checkpoint (a link; in an object store a text object)
+    samples-000051200/          model.safetensors  progress.json  state.pt (or state/, one shard a rank)
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from boto3.exceptions import Boto3Error
+from botocore.exceptions import BotoCoreError, ClientError
+from composer.utils import ObjectStore, dist, maybe_create_object_store_from_uri, parse_uri
+
+from maelm_composer.data.storage import is_s3, join, read_file, write_file
+from maelm_composer.errors import InputError
+from maelm_composer.records import write_text
+
+LATEST = 'latest'
+CHECKPOINT_PREFIX = 'samples-'
+
+
+class RunFolder:
+    """Reads, writes and publishes by name, relative to ``save_folder``.
+
+    Raises:
+        InputError: the object store cannot be reached or refuses; told before training by :meth:`assert_writable`.
+    """
+
+    def __init__(self, save_folder: str, run_name: str) -> None:
+        self.uri = save_folder.rstrip('/')
+        self._store: ObjectStore | None = None
+        self._prefix = ''
+        if is_s3(self.uri):
+            self.local = Path(f'runs/{run_name}').absolute()
+            self._prefix = parse_uri(self.uri)[2]
+            with self._one_line():
+                self._store = maybe_create_object_store_from_uri(self.uri)
+        else:
+            self.local = Path(self.uri).absolute()
+
+    def assert_writable(self) -> None:
+        """Write something and read it back."""
+        self.local.mkdir(parents=True, exist_ok=True)
+        self.write('.probe', 'probe\n')
+        if self.read('.probe') is None:
+            raise InputError(f'{self.uri} takes a file and does not give it back: check its credentials')
+        self.remove('.probe')
+
+    def read(self, name: str) -> str | None:
+        """The text of a file, or None where there is none."""
+        content = read_file(join(self.uri, name))
+        return None if content is None else content.decode()
+
+    def write(self, name: str, text: str) -> None:
+        """A reader sees the old text or the new one."""
+        write_text(self.local / name, text)
+        if self._store is not None:
+            write_file(join(self.uri, name), text.encode())
+
+    def upload(self, name: str) -> None:
+        """Bring a file of the working copy to the object store, if there is one."""
+        if self._store is not None:
+            with self._one_line():
+                self._store.upload_object(self._key(name), self.local / name)
+
+    def remove(self, name: str) -> None:
+        """A file, or a folder and what is in it."""
+        path = self.local / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        if self._store is not None:
+            with self._one_line():
+                for key in self._store.list_objects(self._key(name)):
+                    self._store.client.delete_object(Bucket=self._store.bucket, Key=key)  # type: ignore[attr-defined]
+
+    def checkpoints(self) -> list[str]:
+        """Names of the checkpoints, oldest first; in an object store one may still be half uploaded."""
+        if self._store is None:
+            names = {path.name for path in self.local.glob(f'{CHECKPOINT_PREFIX}*')}
+        else:
+            with self._one_line():
+                keys = self._store.list_objects(self._key(CHECKPOINT_PREFIX))
+            names = {key[len(self._key('')) :].split('/')[0] for key in keys}
+        return sorted(names)
+
+    def latest(self) -> str | None:
+        """Name of the newest whole checkpoint."""
+        if self._store is not None:
+            return self.read(LATEST)
+        link = self.local / LATEST
+        return os.readlink(link) if link.is_symlink() else None
+
+    def publish(self, staged: Path, name: str) -> None:
+        """Name a checkpoint once every byte of it is there; a kill before then leaves the one before.
+
+        Called by every rank. Nodes need not share a disk where there is an object store; without one they must.
+        """
+        if self._store is not None and dist.get_local_rank() == 0:
+            with self._one_line():
+                for path in sorted(p for p in staged.rglob('*') if p.is_file()):
+                    self._store.upload_object(self._key(f'{name}/{path.relative_to(staged)}'), path)
+        dist.barrier()
+        if dist.get_global_rank() == 0:
+            if self._store is not None:
+                self.write(LATEST, name)
+            else:
+                if (self.local / name).exists():  # of a run that was killed before the next two lines
+                    shutil.rmtree(self.local / name)
+                staged.rename(self.local / name)
+                link = self.local / f'.{LATEST}'
+                link.unlink(missing_ok=True)
+                link.symlink_to(name)
+                link.replace(self.local / LATEST)
+        dist.barrier()
+        if dist.get_local_rank() == 0 and staged.exists():
+            shutil.rmtree(staged)
+
+    def fetch(self, name: str) -> Path:
+        """A checkpoint as a local folder, on every node. Called by every rank."""
+        folder = self.local / name
+        if self._store is not None and dist.get_local_rank() == 0:
+            with self._one_line():
+                for key in self._store.list_objects(self._key(f'{name}/')):
+                    relative = key[len(self._key('')) :]
+                    self._store.download_object(key, self.local / relative, overwrite=True)
+        dist.barrier()
+        return folder
+
+    def forget(self, name: str) -> None:
+        """Delete what :meth:`fetch` downloaded."""
+        dist.barrier()
+        if self._store is not None and dist.get_local_rank() == 0:
+            shutil.rmtree(self.local / name)
+
+    def _key(self, name: str) -> str:
+        return f'{self._prefix}/{name}' if self._prefix else name
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except (BotoCoreError, Boto3Error, ClientError) as error:
+            raise InputError(f'{self.uri}: {error}') from error

@@ -1,0 +1,71 @@
+"""The record beside the checkpoints: what ran, from what, and how it ended; and whether a folder is this run's."""
+
+import json
+from typing import Any
+
+from maelm_composer.config import SCIENCE_SECTIONS, PretrainingConfig, to_plain, to_yaml
+from maelm_composer.errors import InputError
+from maelm_composer.records import collect_provenance
+from maelm_composer.training.run_folder import RunFolder
+
+RECORD = 'record.json'
+RECIPE = 'recipe.yaml'
+
+
+def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
+    """Everything that decides the weights, flat: two runs equal in these are one."""
+    plain = to_plain(config)
+    identity = _flatten({section: plain[section] for section in SCIENCE_SECTIONS})
+    for key in ('max_samples', 'global_train_batch_size', 'precision'):
+        identity[f'training.{key}'] = plain['training'][key]
+    return identity | {
+        'data.shuffle_block_size': config.data.shuffle_block_size,
+        'content hash of data.remote': content_hash,
+    }
+
+
+def assert_same_run(folder: RunFolder, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """The record that lies in ``folder``, or None where no run has been.
+
+    Raises:
+        InputError: another recipe or other data filled it.
+    """
+    text = folder.read(RECORD)
+    if text is None:
+        return None
+    record: dict[str, Any] = json.loads(text)
+    for key in sorted(identity.keys() | record['identity'].keys()):
+        there, here = record['identity'].get(key), identity.get(key)
+        if there != here:
+            raise InputError(
+                f'{folder.uri} holds a run with {key} = {there}, not {here}: choose another run_name or save_folder'
+            )
+    return record
+
+
+def begin_record(
+    folder: RunFolder, config: PretrainingConfig, identity: dict[str, Any], numbers: dict[str, Any]
+) -> dict[str, Any]:
+    """Write the resolved recipe and the record of a run that has begun; returns the record."""
+    record = {
+        'status': 'running',
+        'run_name': config.run_name,
+        'provenance': collect_provenance(config),
+        'identity': identity,
+        **numbers,
+    }
+    folder.write(RECIPE, to_yaml(config))
+    write_record(folder, record)
+    return record
+
+
+def write_record(folder: RunFolder, record: dict[str, Any]) -> None:
+    """Replace the record."""
+    folder.write(RECORD, json.dumps(record, indent=2) + '\n')
+
+
+def _flatten(nested: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= _flatten(value, f'{prefix}{key}.') if isinstance(value, dict) else {f'{prefix}{key}': value}
+    return flat

@@ -1,0 +1,43 @@
+"""What the tests of masking and model share: packed rows and their batches."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from maelm_composer.masking.collate import Batch, MaskingCollator
+
+# A loaded machine must not turn a property red, nor another draw turn a green suite red.
+settings.register_profile('repeatable', deadline=None, derandomize=True, max_examples=40)
+settings.load_profile('repeatable')
+
+
+def pack_row(block_lengths: Sequence[int], length: int, vocab_size: int, seed: int = 0) -> np.ndarray:
+    """(N,) ids: blocks ``[CLS] pieces [SEP] pieces [SEP]`` one after another, then [PAD]."""
+    generator = np.random.default_rng(seed)
+    row, start = np.full(length, 1, np.uint16), 0
+    for block_length in block_lengths:
+        block = generator.integers(4, vocab_size - 1, block_length)
+        block[block_length // 2] = 2
+        block[[0, -1]] = 0, 2
+        row[start : start + block_length] = block
+        start += block_length
+    assert start <= length
+    return row
+
+
+def collate_rows(collator: MaskingCollator, rows: Sequence[np.ndarray], first_row: int = 0, epoch: int = 0) -> Batch:
+    """The batch of ``rows``, numbered from ``first_row``."""
+    return collator([{'input_ids': ids, 'row': first_row + i, 'epoch': epoch} for i, ids in enumerate(rows)])
+
+
+@pytest.fixture(scope='session')
+def build_row() -> Callable[..., np.ndarray]:
+    return pack_row
+
+
+@pytest.fixture(scope='session')
+def collate() -> Callable[..., Any]:
+    return collate_rows

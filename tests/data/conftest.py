@@ -1,0 +1,91 @@
+"""A small corpus with the shapes that matter: short and long lines, documents of one line and of many."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from maelm_composer.config import CorpusConfig, SourceConfig, SourceKind, TokenizerConfig
+
+WORDS = 'the sea wind ship of night and a captain saw great white whale rose under moon to old men sing from harbour'
+
+
+def write_documents(count: int, seed: int = 0) -> list[str]:
+    generator = random.Random(seed)
+    words = WORDS.split() + [a + b for a in WORDS.split() for b in WORDS.split()]
+    return [
+        '\n'.join(
+            ' '.join(generator.choices(words, k=generator.choice([1, 3, 8, 30])))
+            for _ in range(generator.randint(1, 9))
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> CorpusConfig:
+    """A recipe over 300 documents in tmp_path/text.txt; nothing is converted yet."""
+    (tmp_path / 'text.txt').write_text('\n\n'.join(write_documents(300)))
+    return CorpusConfig(
+        remote=str(tmp_path / 'remote'),
+        max_seq_len=32,
+        validation_fraction=0.1,
+        documents_per_task=60,
+        sources=[SourceConfig(kind=SourceKind.files, paths=[str(tmp_path / '*.txt')])],
+        tokenizer=TokenizerConfig(vocab_size=320),
+    )
+
+
+@pytest.fixture(scope='session')
+def s3() -> Iterator[str]:
+    """A real HTTP S3 endpoint on loopback with a bucket named ``corpus``, where ours look for it; gives its URL."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('S3_ENDPOINT_URL', f'http://{host}:{port}')
+        patch.setenv('AWS_ACCESS_KEY_ID', 'someone')
+        patch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
+        patch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
+        boto3.client('s3', endpoint_url=f'http://{host}:{port}').create_bucket(Bucket='corpus')
+        yield f'http://{host}:{port}'
+    server.stop()
+
+
+@pytest.fixture(scope='session')
+def ray_here(s3: str) -> Iterator[None]:
+    """One local Ray for the session, as starting it takes seconds; its workers inherit where S3 is."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
+        patch.setenv('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')
+        ray.init(address='local', num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level='ERROR')
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def shards(recipe: CorpusConfig, ray_here: None) -> CorpusConfig:
+    """The same recipe, its tokenizer and shards made."""
+    from maelm_composer.data.shards import build_shards
+    from maelm_composer.data.tokenizer import build_tokenizer
+
+    build_tokenizer(recipe)
+    build_shards(recipe)
+    return recipe
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Unpacked shards stay in tmp_path; no S3 client outlives the environment that it was made in."""
+    from maelm_composer.data import storage
+
+    monkeypatch.setenv('MAELM_CACHE', str(tmp_path / 'cache'))
+    storage._s3_client.cache_clear()
+    yield
+    storage._s3_client.cache_clear()

@@ -1,0 +1,80 @@
+"""The commands as a user types them: what they print, and one line with exit code 2 for bad input."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from maelm_composer import cli
+from maelm_composer.config import CorpusConfig, load_config, to_yaml
+
+YAMLS = Path(__file__).parents[2] / 'yamls' / 'data'
+
+
+def run(monkeypatch, capfd, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, 'argv', ['maelm', *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    output = capfd.readouterr()
+    return caught.value.code or 0, output.out, output.err
+
+
+@pytest.fixture
+def recipe_file(recipe: CorpusConfig, tmp_path: Path) -> str:
+    (tmp_path / 'recipe.yaml').write_text(to_yaml(recipe))
+    return str(tmp_path / 'recipe.yaml')
+
+
+def test_tokenizer_then_shards(recipe_file, ray_here, monkeypatch, capfd):
+    code, out, _ = run(monkeypatch, capfd, 'tokenizer', recipe_file)
+    assert (code, '320 pieces' in out) == (0, True)
+    code, out, err = run(monkeypatch, capfd, 'shards', recipe_file)
+    assert (code, 'tokens/s' in out, 'rows of 32' in out) == (0, True, True)
+    assert 'tokens' in err  # the progress bar
+    for command in ('tokenizer', 'shards'):
+        code, out, _ = run(monkeypatch, capfd, command, recipe_file)
+        assert (code, 'nothing to do' in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    'command,arguments,message',
+    [
+        ('tokenizer', ['max_seq=3'], 'unknown key max_seq; did you mean max_seq_len?'),
+        ('tokenizer', ['max_seq_len=many'], 'max_seq_len'),
+        ('tokenizer', ['nowhere.yaml'], 'no such recipe: nowhere.yaml'),
+        ('tokenizer', ['tokenizer.vocab_size=9000'], 'too small for tokenizer.vocab_size 9000'),
+        ('tokenizer', ['remote=/proc/nowhere'], '/proc/nowhere'),
+        ('shards', [], 'run `maelm tokenizer`'),
+        ('shards', ['remote=s3://nowhere/x'], 'there is no such bucket'),
+        ('shards', ['remote=hdfs://nowhere/x'], 'only a local folder or s3://'),
+    ],
+)
+def test_bad_input_is_one_line(recipe_file, s3, monkeypatch, capfd, command, arguments, message):
+    code, _, err = run(monkeypatch, capfd, command, recipe_file, *arguments)
+    assert code == 2
+    assert message in err
+    assert err.count('\n') == 1
+    assert 'Traceback' not in err
+
+
+def test_bad_input_as_a_process_is_exit_code_2():
+    result = subprocess.run(
+        [sys.executable, '-m', 'maelm_composer.cli', 'shards', 'no.yaml'], capture_output=True, text=True
+    )
+    assert (result.returncode, result.stderr) == (2, 'error: no such recipe: no.yaml\n')
+
+
+def test_doctor_tells_versions_and_devices(monkeypatch, capfd):
+    code, out, _ = run(monkeypatch, capfd, 'doctor')
+    assert code == 0
+    assert 'mosaicml-streaming' in out
+    assert 'cores' in out
+
+
+@pytest.mark.parametrize('path', sorted(YAMLS.glob('*.yaml')), ids=lambda path: path.stem)
+def test_every_data_recipe_loads_and_says_how_to_run_it(path, monkeypatch):
+    monkeypatch.setenv('DATA_ROOT', '/somewhere')
+    config = load_config(CorpusConfig, [str(path)])
+    assert config.remote == f'data/{path.stem}'
+    assert f'maelm shards yamls/data/{path.name}' in path.read_text().split('\nremote')[0]

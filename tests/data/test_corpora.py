@@ -1,0 +1,87 @@
+"""Each kind of source, and what is said when it cannot be read."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from maelm_composer.config import SourceConfig, SourceKind
+from maelm_composer.data.corpora import iterate_documents
+from maelm_composer.errors import InputError
+
+
+def read(tmp_path: Path, *patterns: str, **fields) -> list[str]:
+    paths = [str(tmp_path / pattern) for pattern in patterns]
+    return list(iterate_documents([SourceConfig(kind=SourceKind.files, paths=paths, **fields)]))
+
+
+def test_documentation_is_plenty_english_and_free_of_duplicates():
+    documents = list(iterate_documents([SourceConfig(max_documents=800)]))
+    assert len(documents) == len(set(documents)) == 800
+    assert sum(map(len, documents)) > 300_000
+    assert sum(' the ' in document for document in documents) > 600
+    assert documents == list(iterate_documents([SourceConfig(max_documents=800)]))
+    assert not any('\n\n' in document or document != document.strip() for document in documents)
+
+
+def test_txt_documents_are_separated_by_blank_lines(tmp_path):
+    (tmp_path / 'a.txt.gz').write_bytes(gzip.compress('é\n\nlast'.encode()))
+    (tmp_path / 'c.txt.zst').write_bytes(zstandard.compress(b'packed\n\nagain'))
+    (tmp_path / 'b.txt').write_text('one\n  two\n\n \n\nthree\u2028four\n')
+    assert read(tmp_path, '*.txt*') == ['é', 'last', 'one\ntwo', 'three\u2028four', 'packed', 'again']
+
+
+def test_jsonl_and_parquet_have_a_text_column(tmp_path):
+    lines = [{'body': 'one\n\ntwo'}, {'body': None}, {'body': ' '}, {'body': 'three'}]
+    (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n{"body": "\\ud800x"}\n')
+    (tmp_path / 'b.jsonl.zst').write_bytes(zstandard.compress(b'{"body": "packed"}'))
+    pyarrow.parquet.write_table(pyarrow.table({'body': ['four', None, 'five'], 'n': [1, 2, 3]}), tmp_path / 'c.parquet')
+    wanted = ['one\ntwo', 'three', '\ufffdx', 'packed', 'four', 'five']
+    assert read(tmp_path, '*', text_column='body') == wanted
+    assert read(tmp_path, '*', text_column='body', max_documents=2) == wanted[:2]
+
+
+def test_a_huggingface_dataset_is_streamed_from_a_local_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path / 'cache'))
+    (tmp_path / 'set').mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({'text': ['four', 'five']}), tmp_path / 'set' / 'train.parquet')
+    source = SourceConfig(kind=SourceKind.huggingface, dataset=str(tmp_path / 'set'))
+    assert list(iterate_documents([source])) == ['four', 'five']
+    source.text_column = 'body'
+    with pytest.raises(InputError, match=r"no column 'body' \(it has: text\)"):
+        list(iterate_documents([source]))
+    source.dataset = str(tmp_path / 'nowhere')
+    with pytest.raises(InputError, match='nowhere'):
+        list(iterate_documents([source]))
+
+
+@pytest.mark.parametrize(
+    'name,content,message',
+    [
+        ('x.txt', b'fine\ncaf\xe9\n', r'x\.txt, line 2: not UTF-8'),
+        ('x.txt.gz', b'not gzip', r'x\.txt\.gz: cannot be unpacked'),
+        ('x.txt.gz', gzip.compress(b'cut short' * 99)[:-9], r'x\.txt\.gz: cannot be unpacked'),
+        ('x.txt.zst', b'not zstd', r'x\.txt\.zst: cannot be unpacked'),
+        ('x.jsonl', b'{"text": "a"}\n{"text": ', r'x\.jsonl, line 2: not JSON'),
+        ('x.jsonl', b'{"body": "a"}', r"x\.jsonl, line 1: no field 'text' \(it has: body\); set text_column"),
+        ('x.jsonl', b'{"text": 3}', r"x\.jsonl, line 1: column 'text' holds int"),
+        ('x.parquet', b'not parquet', r'x\.parquet: not a readable Parquet file'),
+        ('x.pdf', b'%PDF', r'x\.pdf: not a \.txt'),
+    ],
+)
+def test_an_unreadable_file_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, 'x*')
+
+
+def test_a_missing_column_and_a_glob_without_match_are_named(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({'body': ['a']}), tmp_path / 'x.parquet')
+    with pytest.raises(InputError, match=r"x\.parquet: no column 'text' \(it has: body\); set text_column"):
+        read(tmp_path, '*.parquet')
+    with pytest.raises(InputError, match=r'\*\.jsonl: matches no file'):
+        read(tmp_path, '*.parquet', '*.jsonl')

@@ -1,0 +1,180 @@
+"""The order is a function of (seed, epoch) alone, and a killed run leaves nothing in the way of the next."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streaming import StreamingDataLoader
+
+from maelm_composer.cli import find_dead_segments
+from maelm_composer.config import DataConfig
+from maelm_composer.data.dataset import build_dataset, load_manifest
+from maelm_composer.data.shards import build_shards
+from maelm_composer.data.tokenizer import build_tokenizer
+from maelm_composer.errors import InputError
+
+GLOBAL_BATCH = 12
+
+# One rank: prints its batches as [epoch, [row, ...]], one a line; after `pause` batches it waits to be killed.
+RANK = """
+import json, sys, time
+from maelm_composer.config import DataConfig
+from maelm_composer.data.dataset import build_dataset, load_manifest
+from streaming import StreamingDataLoader
+
+remote, batch_size, workers, epochs, pause = sys.argv[1], *map(int, sys.argv[2:6])
+if __name__ == '__main__':
+    config = DataConfig(remote=remote)
+    rows = build_dataset(config, load_manifest(remote), 'train', batch_size=batch_size, seed=5)
+    loader = StreamingDataLoader(rows, batch_size=batch_size, num_workers=workers, drop_last=True)
+    if len(sys.argv) > 6:
+        loader.load_state_dict(json.loads(sys.argv[6]))
+    for _ in range(epochs):
+        for count, batch in enumerate(loader, 1):
+            state = json.dumps(loader.state_dict()) if pause else ''
+            print(json.dumps([int(batch['epoch'][0]), batch['row'].tolist(), state]), flush=True)
+            if count == pause:
+                time.sleep(600)
+"""
+
+
+def iterate(remote: str, epochs: int = 1, seed: int = 5, workers: int = 0, state: dict | None = None) -> list:
+    rows = build_dataset(DataConfig(remote=remote), load_manifest(remote), 'train', batch_size=GLOBAL_BATCH, seed=seed)
+    loader = StreamingDataLoader(rows, batch_size=GLOBAL_BATCH, num_workers=workers, drop_last=True)
+    if state is not None:
+        loader.load_state_dict(state)
+    return [[int(b['epoch'][0]), b['row'].tolist()] for _ in range(epochs) for b in loader]
+
+
+def start_rank(remote: str, *arguments: object, **environment: str) -> subprocess.Popen:
+    command = [sys.executable, '-c', RANK, remote, *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}, start_new_session=True
+    )
+
+
+def test_rows_come_whole_with_their_index_and_epoch(shards):
+    manifest = load_manifest(shards.remote)
+    rows = build_dataset(DataConfig(remote=shards.remote), manifest, 'train', batch_size=GLOBAL_BATCH, seed=5)
+    first = next(iter(rows))
+    assert first['input_ids'].shape == (32,)
+    assert first['input_ids'].dtype == np.uint16
+    assert first['input_ids'].flags.writeable
+    np.testing.assert_array_equal(rows[first['row']]['input_ids'], first['input_ids'])
+    assert (first['epoch'], first['input_ids'][0]) == (0, 0)
+
+
+def test_every_pass_is_whole_batches_of_distinct_rows_in_another_order(shards):
+    batches = iterate(shards.remote, epochs=2)
+    count = load_manifest(shards.remote).splits['train'].rows
+    passes = [[row for epoch, rows in batches if epoch == e for row in rows] for e in (0, 1)]
+    for rows in passes:
+        assert len(rows) == len(set(rows)) == count // GLOBAL_BATCH * GLOBAL_BATCH
+        assert max(rows) < count
+        assert rows != sorted(rows)
+    assert passes[0] != passes[1]
+    assert iterate(shards.remote, epochs=2) == batches
+    assert iterate(shards.remote, seed=6)[0] != batches[0]
+
+
+def test_loader_workers_do_not_change_the_order(shards):
+    assert iterate(shards.remote, epochs=2, workers=2) == iterate(shards.remote, epochs=2)
+
+
+def test_ranks_do_not_change_the_global_batches(shards):
+    whole = iterate(shards.remote, epochs=2)
+    common = {'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29611'}
+    ranks = [
+        start_rank(shards.remote, GLOBAL_BATCH // 2, 2, 2, 0, RANK=str(r), LOCAL_RANK=str(r), **common)
+        for r in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    parts = [[json.loads(line)[:2] for line in output.splitlines()] for output in outputs]
+    assert len(parts[0]) == len(parts[1]) == len(whole)
+    for (epoch, rows), first, second in zip(whole, *parts, strict=True):
+        assert first == [epoch, rows[0::2]]
+        assert second == [epoch, rows[1::2]]
+
+
+def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
+    """SIGKILL of the process group, so that nothing is left to clean up the shared memory."""
+    whole = iterate(shards.remote, epochs=2)
+    others = set(Path('/dev/shm').glob('[0-9]*_*'))
+    process = start_rank(shards.remote, GLOBAL_BATCH, 2, 2, 3)
+    *_, last = [json.loads(process.stdout.readline()) for _ in range(3)]
+    assert iterate(shards.remote, epochs=2) == whole  # two live runs can share one cache
+    held = set(Path('/dev/shm').glob('[0-9]*_*')) - others
+    assert held
+    assert not held & set(find_dead_segments())
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    # Twice, the second time with the first's shared memory in the way too.
+    for _ in range(2):
+        rest = iterate(shards.remote, epochs=2, workers=2, state=json.loads(last[2]))
+        assert rest[: len(whole) - 3] == whole[3:]
+    dead = held & set(find_dead_segments())
+    assert dead
+    for path in dead:
+        path.unlink()
+    assert iterate(shards.remote, epochs=2) == whole
+
+
+def test_validation_is_in_order_and_the_same_in_every_pass(shards):
+    manifest = load_manifest(shards.remote)
+    rows = build_dataset(DataConfig(remote=shards.remote), manifest, 'validation', batch_size=4, seed=5)
+    passes = [[item['row'] for item in rows] for _ in range(2)]
+    assert passes[0] == passes[1] == sorted(passes[0])
+    assert len(passes[0]) == manifest.splits['validation'].rows // 4 * 4
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_damaged_shard_is_named(shards, workers):
+    path = next(Path(shards.remote, 'train', '00001').glob('*.zstd'))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r'shard \S+/train/00001/shard.00000.mds.zstd is damaged') as caught:
+        iterate(shards.remote, workers=workers)
+    assert 'Traceback' not in str(caught.value)
+    path.unlink()
+    with pytest.raises(InputError, match=r'train/00001/shard.00000.mds.zstd is missing'):
+        iterate(shards.remote, workers=workers)
+
+
+def test_rows_are_read_from_s3_as_from_a_folder(shards):
+    local = iterate(shards.remote)
+    shards.remote = 's3://corpus/dataset'
+    build_tokenizer(shards)
+    build_shards(shards)
+    assert iterate(shards.remote, workers=2) == local
+
+
+def test_the_remote_is_only_read(shards):
+    before = sorted(Path(shards.remote).rglob('*'))
+    iterate(shards.remote)
+    assert sorted(Path(shards.remote).rglob('*')) == before
+
+
+def test_a_given_cache_is_used_and_other_content_has_another(shards, tmp_path):
+    config = DataConfig(remote=shards.remote, local=str(tmp_path / 'mine'))
+    build_dataset(config, load_manifest(shards.remote), 'train', batch_size=4, seed=0)
+    assert len(list((tmp_path / 'mine').iterdir())) == 1
+    manifest = load_manifest(shards.remote)
+    manifest.content_hash = 'other'
+    build_dataset(config, manifest, 'train', batch_size=4, seed=0)
+    assert len(list((tmp_path / 'mine').iterdir())) == 2
+
+
+def test_no_shards_and_too_few_rows_are_said(shards, tmp_path):
+    with pytest.raises(InputError, match=r'no shards at .*: run `maelm shards'):
+        load_manifest(str(tmp_path / 'nowhere'))
+    with pytest.raises(InputError, match='training rows, fewer than the global batch of 100000'):
+        build_dataset(DataConfig(remote=shards.remote), load_manifest(shards.remote), 'train', batch_size=10**5, seed=0)
+    Path(shards.remote, 'manifest.json').write_text('{"vocab_size": 3}')
+    with pytest.raises(InputError, match='not a manifest'):
+        load_manifest(shards.remote)

@@ -1,0 +1,224 @@
+"""Documents to shards: the same bytes however they are made, nothing done twice, nothing of another recipe used."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streaming import StreamingDataset
+
+from maelm_composer.config import CorpusConfig, to_yaml
+from maelm_composer.data import storage
+from maelm_composer.data.manifest import load_manifest
+from maelm_composer.data.shards import build_shards, convert_documents, is_validation, split_tasks
+from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer
+from maelm_composer.errors import InputError
+
+from .conftest import write_documents
+
+
+def read_files(remote: str, *folders: str) -> dict[str, bytes]:
+    """Every file that training reads, by name."""
+    names = folders or ('train', 'validation', 'manifest.json')
+    paths = [p for name in names for p in [Path(remote, name), *Path(remote, name).rglob('*')] if p.is_file()]
+    return {str(p.relative_to(remote)): p.read_bytes() for p in paths}
+
+
+def read_rows(remote: str, split: str, cache: Path) -> np.ndarray:
+    """With the stock reader, from a copy: what we write is plain MDS."""
+    dataset = StreamingDataset(remote=f'{remote}/{split}', local=str(cache / split), batch_size=1, validate_hash='sha1')
+    return np.stack([dataset[i]['input_ids'] for i in range(dataset.num_samples)])
+
+
+def test_the_manifest_is_true(shards, tmp_path):
+    manifest = load_manifest(shards.remote)
+    rows = {split: read_rows(shards.remote, split, tmp_path) for split in ('train', 'validation')}
+    documents = (tmp_path / 'text.txt').read_text().split('\n\n')
+    validation = [is_validation(document, 0.1) for document in documents]
+    assert manifest.splits['validation'].documents == sum(validation)
+    assert manifest.splits['train'].documents == 300 - sum(validation)
+    for split, found in rows.items():
+        stated = manifest.splits[split]
+        assert found.dtype == np.uint16
+        assert found.shape == (stated.rows, 32)
+        assert (found != 1).sum() == stated.tokens
+        assert stated.fill_rate == pytest.approx(stated.tokens / found.size, abs=1e-5)
+    assert manifest.splits['train'].fill_rate > 0.97
+    counts = Counter(rows['validation'].flatten().tolist())
+    shares = np.array([n for token, n in counts.items() if token > 2], float)
+    shares /= shares.sum()
+    assert manifest.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-5)
+    assert 0 < manifest.unigram_entropy < math.log(320)
+    assert (manifest.vocab_size, manifest.max_seq_len) == (320, 32)
+    assert manifest.special_ids == {'[CLS]': 0, '[PAD]': 1, '[SEP]': 2, '[UNK]': 3, '[MASK]': 319}
+    assert manifest.tokenizer_hash == load_tokenizer(shards)[1]
+    assert manifest.sources[0]['files'] == [['text.txt', (tmp_path / 'text.txt').stat().st_size]]
+
+
+def test_every_line_is_in_the_rows_once(shards, tmp_path):
+    tokenizer, _ = load_tokenizer(shards)
+    wanted: Counter = Counter()
+    for line in (tmp_path / 'text.txt').read_text().split('\n'):
+        ids = tokenizer.encode(line, add_special_tokens=False).ids
+        wanted.update(tuple(ids[i : i + 30]) for i in range(0, len(ids), 30))
+    found: Counter = Counter()
+    for split in ('train', 'validation'):
+        for row in read_rows(shards.remote, split, tmp_path):
+            blocks = ' '.join(map(str, row[row != 1])).removeprefix('0 ').split(' 0 ')
+            found.update(tuple(map(int, line.split())) for b in blocks for line in f'{b} '.split(' 2 ') if line)
+    manifest = load_manifest(shards.remote)
+    dropped = sum(split.dropped_tokens for split in manifest.splits.values())
+    assert found <= wanted
+    assert sum((len(line) + 1) * n for line, n in (wanted - found).items()) <= dropped
+
+
+def test_the_number_of_workers_changes_no_byte(shards, tmp_path):
+    first = read_files(shards.remote)
+    shards.remote, before = str(tmp_path / 'again'), shards.remote
+    build_tokenizer(shards)
+    build_shards(shards, num_workers=1)
+    assert len(first) > 10
+    assert read_files(shards.remote) == first
+    assert Path(before, 'parts').exists()
+
+
+def test_a_second_call_does_nothing(shards):
+    stamps = {p: p.stat().st_mtime_ns for p in Path(shards.remote).rglob('*')}
+    manifest, was_made = build_shards(shards)
+    assert not was_made
+    assert manifest == load_manifest(shards.remote)
+    assert stamps == {p: p.stat().st_mtime_ns for p in Path(shards.remote).rglob('*')}
+
+
+@pytest.mark.parametrize('change', ['validation_fraction', 'text', 'documents_per_task'])
+def test_shards_of_another_recipe_or_text_are_refused(shards, change, tmp_path):
+    if change == 'text':
+        (tmp_path / 'text.txt').write_text('\n\n'.join(write_documents(290)))
+    else:
+        setattr(shards, change, {'validation_fraction': 0.2, 'documents_per_task': 61}[change])
+    with pytest.raises(InputError, match='holds shards of another recipe'):
+        build_shards(shards)
+
+
+def test_an_unfinished_conversion_goes_on_and_uses_nothing_of_other_text(shards, tmp_path):
+    complete = read_files(shards.remote)
+    remote = Path(shards.remote)
+    (remote / 'manifest.json').unlink()
+    (remote / 'parts' / '00002.json').unlink()
+    stamps = {p: p.stat().st_mtime_ns for p in (remote / 'parts').iterdir()}
+    build_shards(shards)
+    assert read_files(shards.remote) == complete
+    assert all(p.stat().st_mtime_ns == stamp for p, stamp in stamps.items())
+    # The same recipe, but one document of the second task is another: that task alone is done again.
+    (remote / 'manifest.json').unlink()
+    documents = (tmp_path / 'text.txt').read_text().split('\n\n')
+    documents[70] = documents[70][::-1]
+    (tmp_path / 'text.txt').write_text('\n\n'.join(documents))
+    build_shards(shards)
+    assert [p.name for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp] == ['00001.json']
+    assert read_files(shards.remote) != complete
+
+
+def test_killed_and_called_again_it_ends_with_the_same_bytes(shards, tmp_path):
+    """SIGKILL of the whole command while some tasks are done and some are not."""
+    complete = read_files(shards.remote)
+    tasks = len(list(Path(shards.remote, 'parts').iterdir()))
+    shards.remote = str(tmp_path / 'again')
+    (tmp_path / 'recipe.yaml').write_text(to_yaml(shards))
+    build_tokenizer(shards)
+    command = [sys.executable, '-m', 'maelm_composer.cli', 'shards', str(tmp_path / 'recipe.yaml'), '--workers', '1']
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    parts = Path(shards.remote, 'parts')
+    while not (parts.is_dir() and list(parts.glob('*.json'))):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    time.sleep(0.5)
+    done = {p: p.stat().st_mtime_ns for p in parts.glob('*.json')}
+    assert 0 < len(done) < tasks
+    assert not Path(shards.remote, 'manifest.json').exists()
+    build_shards(shards)
+    assert read_files(shards.remote) == complete
+    assert all(p.stat().st_mtime_ns == stamp for p, stamp in done.items())
+
+
+def test_wide_vocabularies_get_wide_ids(recipe, tmp_path):
+    build_tokenizer(recipe)
+    tokenizer, _ = load_tokenizer(recipe)
+    recipe.tokenizer.vocab_size = 70_000
+    record = convert_documents(write_documents(20), tokenizer.to_str(), recipe, 7, tmp_path / 'out')
+    shard = record['train']['shards'][0]
+    assert shard['column_encodings'] == ['ndarray:uint32:32']
+    assert shard['zip_data']['basename'] == '00007/shard.00000.mds.zstd'
+
+
+def test_a_task_ends_at_its_number_of_documents_or_when_it_holds_enough_text(monkeypatch):
+    assert list(map(len, split_tasks(iter('abcdefg'), 3))) == [3, 3, 1]
+    monkeypatch.setattr('maelm_composer.data.shards.MAX_TASK_CHARACTERS', 10)
+    assert list(map(len, split_tasks(iter(['a' * 4] * 7), 5))) == [3, 3, 1]
+
+
+def test_no_tokenizer_and_no_validation_text_are_said(recipe, ray_here):
+    with pytest.raises(InputError, match=r'no tokenizer at .*: run `maelm tokenizer`'):
+        build_shards(recipe)
+    build_tokenizer(recipe)
+    recipe.validation_fraction = 1e-9
+    with pytest.raises(InputError, match='no validation rows'):
+        build_shards(recipe)
+
+
+def test_shards_are_made_in_s3_as_in_a_folder(shards):
+
+    local = read_files(shards.remote)
+    shards.remote = 's3://corpus/some/prefix'
+    build_tokenizer(shards)
+    build_shards(shards)
+    assert {name: storage.read_file(f'{shards.remote}/{name}') for name in local} == local
+    assert not build_shards(shards)[1]
+
+
+@pytest.mark.parametrize(
+    'remote,environment,message',
+    [
+        ('s3://nowhere/x', {}, 's3://nowhere/x.*no such bucket'),
+        ('s3://corpus/x', {'S3_ENDPOINT_URL': 'http://127.0.0.1:9'}, 's3://corpus/x.*127.0.0.1:9'),
+        ('s3://corpus/x', {'S3_ENDPOINT_URL': 'nonsense'}, 's3://corpus/x.*nonsense'),
+        ('gs://corpus/x', {}, 'gs://corpus/x.*only a local folder or s3://'),
+        ('s3:///x', {}, 'names no bucket'),
+    ],
+)
+def test_an_unreachable_remote_is_one_line(s3, remote, environment, message, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message) as caught:
+        load_manifest(remote)
+    assert '\n' not in str(caught.value)
+
+
+def test_wrong_credentials_are_named(s3):
+    """moto checks keys only when told to; it then knows none."""
+    import requests
+
+    requests.post(f'{s3}/moto-api/reset-auth', data=b'0', timeout=10)
+    try:
+        with pytest.raises(InputError, match=r's3://corpus/x.*AWS_ACCESS_KEY_ID'):
+            load_manifest('s3://corpus/x')
+    finally:
+        requests.post(f'{s3}/moto-api/reset-auth', data=b'Infinity', timeout=10)
+
+
+def test_the_recipe_and_its_note_stand_in_the_manifest(recipe: CorpusConfig, ray_here):
+    recipe.sources[0].note = 'stands in for a library'
+    build_tokenizer(recipe)
+    build_shards(recipe)
+    stated = json.loads(Path(recipe.remote, 'manifest.json').read_text())
+    assert stated['sources'][0]['note'] == 'stands in for a library'
+    assert stated['recipe_hash'] == load_manifest(recipe.remote).recipe_hash

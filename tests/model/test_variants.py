@@ -1,0 +1,185 @@
+"""Every row of Table 2 trains, starts as it should, and costs what the plan says."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
+
+from maelm_composer.config import DecoderAttention, ModelConfig, RelativePositionInit
+from maelm_composer.model.cost import count_forward_flops, count_parameters
+from maelm_composer.model.decoder import take_padded
+from maelm_composer.model.maelm import build_model
+
+TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
+
+
+def test_every_parameter_gets_a_gradient(variant, make_batch, gradients):
+    masking, config = variant
+    model = build_model(config, seed=0)
+    found = gradients(model, make_batch(config, **masking))
+    assert found.keys() == dict(model.named_parameters()).keys()
+    for name, gradient in found.items():
+        assert gradient.isfinite().all(), name
+        assert gradient.abs().max() > 1e-7, name
+    # Every row of the table is a token to predict or not to; every position that a row reaches is looked up.
+    assert (found['encoder.token_embeddings.weight'].abs().sum(1) > 0).all()
+    assert (found['encoder.position_embeddings.weight'].abs().sum(1) > 0).all()
+
+
+def test_loss_is_the_mean_over_the_predicted_tokens(variant, make_batch):
+    masking, config = variant
+    output = build_model(config, seed=0)(make_batch(config, **masking))
+    losses = [
+        -output.logits[b, m].log_softmax(-1)[output.labels[b, m]] for b, m in (output.labels >= 0).nonzero().tolist()
+    ]
+    assert output.loss.dtype == torch.float32
+    assert_close(output.loss, torch.stack(losses).mean(), **TOLERANCE)
+
+
+def test_a_step_lowers_the_loss(variant, make_batch):
+    masking, config = variant
+    model, batch = build_model(config, seed=0), make_batch(config, **masking)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    first = model(batch).loss
+    first.backward()
+    optimizer.step()
+    assert model(batch).loss < first
+
+
+def test_rows_of_a_batch_do_not_meet(variant, make_batch):
+    """Permuting a batch permutes its logits."""
+    masking, config = variant
+    model, batch = build_model(config, seed=0), make_batch(config, **masking)
+    order = torch.tensor([2, 0, 3, 1])
+    permuted = model({name: tensor[order] for name, tensor in batch.items()})
+    assert_close(permuted.logits, model(batch).logits[order], **TOLERANCE)
+
+
+def test_bf16_autocast_is_close_to_fp32(variant, make_batch):
+    masking, config = variant
+    model, batch = build_model(config, seed=0), make_batch(config, **masking)
+    exact = model(batch).loss
+    with torch.autocast('cpu', torch.bfloat16):
+        rounded = model(batch).loss
+    rounded.backward()
+    assert rounded.dtype == torch.float32
+    assert rounded != exact
+    assert_close(rounded, exact, rtol=0.01, atol=0)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_token_table_is_one_parameter(variant):
+    _, config = variant
+    model = build_model(config, seed=0)
+    shape = (config.vocab_size, config.hidden_size)
+    assert [name for name, tensor in model.state_dict().items() if tensor.shape == shape] == [
+        'encoder.token_embeddings.weight'
+    ]
+    assert {p.data_ptr() for p in model.parameters()} == {p.data_ptr() for p in model.state_dict().values()}
+
+
+def test_initial_weights(config):
+    decoder = {'hidden_size': 128, 'num_attention_heads': 4, 'intermediate_size': 256, 'relative_position_buckets': 32}
+    sizes = {'hidden_size': 64, 'vocab_size': 400, 'relative_position_buckets': 32, 'num_attention_heads': 16}
+    model = build_model(config(decoder=decoder, initializer_range=0.03, **sizes), seed=0)
+    seen = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            assert (module.weight == 1).all(), name
+            assert (module.bias == 0).all(), name
+        elif isinstance(getattr(module, 'weight', None), torch.Tensor):
+            weight = module.weight
+            assert abs(float(weight.std()) / 0.03 - 1) < 4 / (2 * weight.numel()) ** 0.5, name
+            assert abs(float(weight.mean())) < 4 * 0.03 / weight.numel() ** 0.5, name
+            seen.add(type(module).__name__)
+            if getattr(module, 'bias', None) is not None:
+                assert (module.bias == 0).all(), name
+    assert seen == {'Linear', 'Embedding', 'RelativePositionBias'}
+    assert (model.head.bias == 0).all()
+
+
+def test_mae_lm_and_its_baseline_start_from_one_encoder(variant, config):
+    _, settings = variant
+    baseline_settings = config(has_decoder=False, relative_position_buckets=settings.relative_position_buckets)
+    ours, baseline = build_model(settings, seed=3).encoder, build_model(baseline_settings, seed=3).encoder
+    for name, weight in baseline.state_dict().items():
+        assert_close(ours.state_dict()[name], weight, rtol=0, atol=0)
+    other = build_model(settings, seed=4).encoder
+    assert not torch.equal(other.token_embeddings.weight, ours.token_embeddings.weight)
+
+
+@pytest.mark.parametrize('init', RelativePositionInit)
+def test_building_leaves_the_global_generator_alone(init, config):
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    settings = config(relative_position_init=init)
+    model = build_model(settings, seed=5)
+    assert_close(torch.rand(3), expected, rtol=0, atol=0)
+    again = build_model(settings, seed=5)
+    assert_close(dict(model.named_parameters()), dict(again.named_parameters()), rtol=0, atol=0)
+
+
+def test_count_parameters(variant):
+    _, config = variant
+    model = build_model(config, seed=0)
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    assert count_parameters(config) == counts
+
+
+@pytest.mark.parametrize('attention', DecoderAttention)
+def test_count_parameters_of_a_decoder_with_relative_positions(attention, config):
+    settings = config(decoder={'attention': attention, 'relative_position_buckets': 8})
+    counts = count_parameters(settings)
+    assert counts['decoder'] == sum(p.numel() for p in build_model(settings, seed=0).decoder.parameters())
+
+
+def test_count_parameters_of_base():
+    assert count_parameters(ModelConfig()) == {'encoder': 110_615_424, 'decoder': 28_746_240, 'head': 624_896}
+    assert 'decoder' not in count_parameters(ModelConfig(decoder=None))
+
+
+def test_count_forward_flops(variant, make_batch):
+    """Against every matrix product that torch runs for one row."""
+    masking, config = variant
+    model, batch = build_model(config, seed=0), make_batch(config, **masking)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        model(batch)
+    rows, visible = batch['input_ids'].shape
+    planned = count_forward_flops(config, visible, batch['masked_index'].shape[1])
+    assert abs(sum(planned.values()) * rows / counter.get_total_flops() - 1) < 0.01
+    by_module = counter.get_flop_counts()
+    for part, flops in planned.items():
+        measured = sum(by_module.get(f'MaskedLanguageModel.{part}', {}).values())
+        assert flops * rows == pytest.approx(measured, rel=0.01)
+
+
+def test_dropout_is_in_the_encoder_alone_and_only_in_training(make_batch, config):
+    default = ModelConfig()
+    rates = {name: getattr(default, name) for name in ('hidden_dropout_prob', 'attention_probs_dropout_prob')}
+    assert set(rates.values()) == {0.1}
+    settings = config(**rates)
+    settings.decoder.hidden_dropout_prob = default.decoder.hidden_dropout_prob
+    settings.decoder.attention_probs_dropout_prob = default.decoder.attention_probs_dropout_prob
+    model, batch = build_model(settings, seed=0), make_batch(settings)
+    inputs = (batch['input_ids'], batch['position_ids'], take_padded(batch['segment_ids'], batch['visible_index']))
+    one, two = model.encoder(*inputs), model.encoder(*inputs)
+    assert not torch.equal(one, two)
+    table = model.encoder.token_embeddings
+    assert_close(model.decoder(one, table, batch), model.decoder(one, table, batch), rtol=0, atol=0)
+    model.eval()
+    assert_close(model.encoder(*inputs), model.encoder(*inputs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('rate', ['hidden_dropout_prob', 'attention_probs_dropout_prob'])
+@pytest.mark.parametrize('stack', ['encoder', 'decoder'])
+def test_each_dropout_rate_reaches_its_stack(rate, stack, config, make_batch):
+    settings = config(**({rate: 0.5} if stack == 'encoder' else {'decoder': {rate: 0.5}}))
+    model, batch = build_model(settings, seed=0), make_batch(settings)
+    inputs = (batch['input_ids'], batch['position_ids'], take_padded(batch['segment_ids'], batch['visible_index']))
+    encoded = [model.encoder(*inputs) for _ in range(2)]
+    decoded = [model.decoder(encoded[0], model.encoder.token_embeddings, batch) for _ in range(2)]
+    assert torch.equal(*encoded) == (stack == 'decoder')
+    assert torch.equal(*decoded) == (stack == 'encoder')

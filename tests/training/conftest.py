@@ -1,0 +1,163 @@
+"""Real shards and recipes, small enough that a whole run takes about a second."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from streaming import MDSWriter
+
+from maelm_composer.config import PretrainingConfig, load_config
+from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
+from maelm_composer.training.callbacks import TIMED_COLUMNS, parse_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+N, V, ROWS, VALIDATION_ROWS = 32, 512, 200, 40
+
+RECIPE = {
+    'data': {'num_workers': 0, 'shuffle_block_size': 1000},
+    'model': {
+        'vocab_size': V,
+        'max_seq_len': N,
+        'num_hidden_layers': 1,
+        'hidden_size': 32,
+        'num_attention_heads': 2,
+        'intermediate_size': 64,
+        'decoder': {'num_hidden_layers': 1, 'hidden_size': 32, 'num_attention_heads': 2, 'intermediate_size': 64},
+    },
+    'optimizer': {'learning_rate': 2e-3, 'warmup_samples': 64},
+    'training': {
+        'max_samples': 384,
+        'global_train_batch_size': 16,
+        'precision': 'fp32',
+        'compile': False,
+        'eval_interval_samples': 96,
+        'eval_rows': 32,
+        'checkpoint_interval_samples': 128,
+    },
+}
+
+
+def write_rows(root: Path, rows: int = ROWS, validation_rows: int = VALIDATION_ROWS) -> Path:
+    """Shards as ``maelm shards`` makes them, of random words with a frequent few."""
+    generator, splits = np.random.default_rng(0), {}
+    for split, count in (('train', rows), ('validation', validation_rows)):
+        columns = {'input_ids': f'ndarray:uint16:{N}'}
+        out = str(root / split)
+        with MDSWriter(out=out, columns=columns, size_limit=4096, compression='zstd', hashes=['sha1']) as writer:
+            for _ in range(count):
+                ids = generator.zipf(1.3, N) % (V - 5) + 4
+                ids[[0, -1]] = 0, 2
+                writer.write({'input_ids': ids.astype(np.uint16)})
+        splits[split] = SplitStatistics(documents=count, rows=count, tokens=count * N, fill_rate=1.0)
+    save_manifest(str(root), Manifest(V, N, {}, splits, 5.0, 't' * 64, 'c' * 64, 'r' * 64, []))
+    return root
+
+
+@pytest.fixture(scope='session')
+def shards(tmp_path_factory) -> Path:
+    return write_rows(tmp_path_factory.mktemp('shards'))
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch, shards) -> Path:
+    """A folder to run in, with ``recipe.yaml`` and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('MAELM_CACHE', str(tmp_path / 'cache'))
+    recipe = RECIPE | {'data': RECIPE['data'] | {'remote': str(shards)}}
+    (tmp_path / 'recipe.yaml').write_text(yaml.safe_dump(recipe))
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(workspace):
+    """``recipe('training.max_samples=64', ...)`` -> a checked config."""
+    return lambda *overrides: load_config(PretrainingConfig, [str(workspace / 'recipe.yaml')], overrides)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The order of sums depends on it, and the processes that tests start have one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def assert_same_run():
+    """Bitwise the same weights, and the same log but for timings."""
+
+    def compare(ours: str, theirs: str) -> None:
+        weights = [load_file(f'{folder}/latest/model.safetensors') for folder in (ours, theirs)]
+        torch.testing.assert_close(*weights, rtol=0, atol=0)
+        logs = [parse_metrics(Path(folder, 'metrics.csv').read_text()) for folder in (ours, theirs)]
+        untimed = [[{k: v for k, v in row.items() if k not in TIMED_COLUMNS} for row in rows] for rows in logs]
+        assert untimed[0] == untimed[1]
+
+    return compare
+
+
+@pytest.fixture
+def wait_for():
+    """``wait_for(condition)``: poll it, at most a minute, while nothing else has to go on in this thread."""
+
+    def wait(holds) -> None:
+        deadline = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    return wait
+
+
+@pytest.fixture
+def signal_after(wait_for):
+    """``signal_after(folder, rows)``: send this process a SIGTERM once the log has so many rows."""
+
+    def watch(folder: str, rows: int) -> None:
+        wait_for(lambda: count_rows(folder) >= rows)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return lambda folder, rows: threading.Thread(target=watch, args=(folder, rows), daemon=True).start()
+
+
+def count_rows(folder: str) -> int:
+    log = Path(folder, 'metrics.csv')
+    return log.read_text().count('\n') - 1 if log.exists() else 0
+
+
+@pytest.fixture
+def start():
+    """``start(*arguments)``: ``python train.py ...``; with ``ranks=2``: ``composer -n 2 train.py ...``."""
+    started = []
+
+    def launch(*arguments: str, ranks: int = 0) -> subprocess.Popen:
+        train = str(ROOT / 'train.py')
+        launcher = [str(Path(sys.executable).with_name('composer')), '-n', str(ranks)]
+        started.append(
+            subprocess.Popen(
+                [*(launcher if ranks else [sys.executable]), train, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                env=os.environ | {'OMP_NUM_THREADS': '1'},
+            )
+        )
+        return started[-1]
+
+    yield launch
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

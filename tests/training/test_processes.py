@@ -1,0 +1,59 @@
+"""What only real processes show: SIGKILL, the launcher, two ranks."""
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from maelm_composer.training.run import pretrain
+
+EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
+
+
+def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_for, assert_same_run):
+    pretrain(recipe('save_folder=whole'))
+    folder = Path('killed')
+    rows = random.randrange(9, 15)
+    moments = [
+        lambda: (folder / '.saving').exists(),  # in the middle of a checkpoint
+        lambda: (folder / 'latest').is_symlink() and (folder / 'metrics.csv').read_text().count('\n') > rows,
+    ]
+    for moment in moments:
+        process = start('recipe.yaml', 'save_folder=killed')
+        wait_for(moment)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    pretrain(recipe('save_folder=killed'))
+    assert_same_run('whole', 'killed')
+
+
+@pytest.mark.parametrize('sharding', ['ddp', 'full_shard'])
+def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
+    pretrain(recipe('save_folder=one', *EXACT))
+    arguments = ('recipe.yaml', 'save_folder=two', f'training.sharding={sharding}', *EXACT)
+    if sharding == 'full_shard':
+        process = start(*arguments, ranks=2)
+        wait_for(lambda: Path('two/metrics.csv').exists() and Path('two/metrics.csv').read_text().count('\n') > 3)
+        process.terminate()  # the launcher passes nothing on, and yet the ranks save
+        process.wait()
+        wait_for(lambda: Path('two/latest').is_symlink())
+        assert len(list(Path('two/latest/state').glob('*.distcp'))) == 2
+    process = start(*arguments, ranks=2)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, out
+    if sharding == 'full_shard':
+        assert 'going on from' in out
+    ours, theirs = (load_file(f'{folder}/latest/model.safetensors') for folder in ('one', 'two'))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, start):
+    process = start('recipe.yaml', 'training.global_train_batch_size=31', ranks=2)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert out.count('error: training.global_train_batch_size 31 is not divisible by 2 ranks') >= 1
+    assert 'Traceback' not in out

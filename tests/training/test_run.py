@@ -1,0 +1,139 @@
+"""Whole runs in this process: what is written, what is stopped, what is gone on with."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from maelm_composer.config import PretrainingConfig, load_config
+from maelm_composer.errors import InputError
+from maelm_composer.training.callbacks import parse_metrics
+from maelm_composer.training.run import pretrain
+
+
+def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
+    config = recipe('training.checkpoints_to_keep=2')
+    record = pretrain(config)
+    folder = Path(config.save_folder)
+    assert sorted(p.name for p in folder.glob('samples-*')) == ['samples-000000000256', 'samples-000000000384']
+    assert os.readlink(folder / 'latest') == 'samples-000000000384'
+    assert load_config(PretrainingConfig, [str(folder / 'recipe.yaml')]) == config
+    assert json.loads((folder / 'record.json').read_text()) == record
+    assert record['status'] == 'finished'
+    assert record['provenance']['packages']['torch'] == torch.__version__.split('+')[0]
+    rows = parse_metrics((folder / 'metrics.csv').read_text())
+    assert [int(row['samples']) for row in rows] == list(range(16, 385, 16))
+    evaluated = {int(row['samples']): row for row in rows if row['eval_loss']}
+    assert sorted(evaluated) == [96, 192, 288, 384]
+    assert float(evaluated[384]['eval_loss']) == record['eval_loss'] < float(evaluated[96]['eval_loss'])
+    assert float(rows[3]['learning_rate']) == pytest.approx(2e-3 * 48 / 64)
+    assert 0 < float(rows[-1]['training_seconds']) == pytest.approx(record['training_seconds'], abs=1e-3)
+
+    out = capsys.readouterr().out
+    assert '16 rows = 1 ranks × 16 rows × 1 accumulated' in out
+    assert 'measured' in out
+    assert 'validation loss' in out
+    assert pretrain(config) == record  # complete: nothing is done twice
+    assert 'is complete' in capsys.readouterr().out
+
+
+def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after):
+    whole, stopped = recipe('run_name=whole'), recipe('run_name=stopped')
+    handler = signal.getsignal(signal.SIGTERM)
+    pretrain(whole)
+    for rows in (5, 13):  # in the first and in the second pass over the rows
+        signal_after(stopped.save_folder, rows)
+        with pytest.raises(SystemExit) as stop:
+            pretrain(stopped)
+        assert stop.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is handler
+    pretrain(stopped)
+    assert_same_run(Path(whole.save_folder), Path(stopped.save_folder))
+
+
+def test_microbatches_and_workers_change_nothing_but_rounding(recipe):
+    exact = ['training.max_samples=96', 'model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0']
+    exact += ['masking.rounds_at_random=true', 'masking.mlm_probability=0.1']  # rows are masked unequally often
+    runs = [
+        pretrain(recipe('run_name=whole', *exact)),
+        pretrain(recipe('run_name=split', 'training.device_train_microbatch_size=5', 'data.num_workers=1', *exact)),
+    ]
+    assert runs[0]['eval_loss'] == pytest.approx(runs[1]['eval_loss'], abs=1e-5)
+    weights = [load_file(f'runs/{name}/latest/model.safetensors') for name in ('whole', 'split')]
+    torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_bf16_run_works_and_its_checkpoint_keeps_the_names(recipe):
+    config = recipe('training.max_samples=96', 'training.compile=true', 'training.precision=bf16', 'run_name=compiled')
+    compiled = pretrain(config)
+    eager = pretrain(recipe('training.max_samples=96', 'training.precision=bf16', 'run_name=eager'))
+    assert compiled['eval_loss'] == pytest.approx(eager['eval_loss'], abs=0.05)
+    keys = [load_file(f'runs/{name}/latest/model.safetensors').keys() for name in ('compiled', 'eager')]
+    assert keys[0] == keys[1]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(recipe):
+    config = recipe('optimizer.learning_rate=1e30', 'optimizer.clip_norm=0', 'training.checkpoint_interval_samples=16')
+    with pytest.raises(InputError, match=r'(loss|gradient norm) is (nan|inf) at batch (\d+), \d+ samples') as stop:
+        pretrain(config)
+    batch = int(str(stop.value).split('at batch ')[1].split(',')[0])
+    saved = max(int(p.name.split('-')[1]) for p in Path(config.save_folder).glob('samples-*'))
+    assert saved == 16 * (batch - 1)
+
+
+def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe):
+    import resource
+
+    config = recipe('training.max_samples=256')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def fill_up() -> None:
+        while not Path(config.save_folder, 'latest').is_symlink():
+            time.sleep(0.001)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+
+    threading.Thread(target=fill_up, daemon=True).start()
+    try:
+        with pytest.raises(InputError, match=r'samples-000000000256 could not be written .*File too large; .*samples-000000000128'):
+            pretrain(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    folder = Path(config.save_folder)
+    assert [p.name for p in folder.glob('*samples-*')] == ['samples-000000000128']
+    pretrain(config)
+
+
+@pytest.mark.parametrize(
+    'override, message',
+    [
+        ('model.vocab_size=600', r'model.vocab_size is 600, .* with 512'),
+        ('model.max_seq_len=64', r'model.max_seq_len is 64, .* with 32'),
+        ('training.global_train_batch_size=201', r'200 training rows, fewer than .* 201'),
+        ('data.remote=nowhere', r'no shards at nowhere'),
+        ('training.loggers=[wandb]', r'pip install maelm-composer\[wandb\]'),
+        ('training.checkpoints_to_keep=0', r'checkpoints_to_keep 0'),
+        ('save_folder=gs://bucket/runs', r'only a local folder or s3'),
+    ],
+)
+def test_what_does_not_fit_is_one_line(recipe, override, message):
+    with pytest.raises(InputError, match=message):
+        pretrain(recipe(override))
+
+
+def test_a_folder_of_another_recipe_or_another_shape_is_refused(recipe):
+    short = ('training.max_samples=64', 'training.eval_interval_samples=64')
+    pretrain(recipe(*short))
+    with pytest.raises(InputError, match=r'holds a run with optimizer.learning_rate = 0.002, not 0.001'):
+        pretrain(recipe(*short, 'optimizer.learning_rate=0.001'))
+    Path('runs/recipe/record.json').unlink()
+    with pytest.raises(InputError, match=r'does not fit the recipe: decoder\.layers.* is \(64.*, \(96'):
+        pretrain(recipe(*short, 'model.decoder.intermediate_size=96'))
