@@ -3,6 +3,7 @@
 # Each command imports what it needs itself, so that `maelm --help` is immediate.
 
 import contextlib
+import json
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 
 from maelm_composer.config import CorpusConfig, load_config
-from maelm_composer.errors import one_line_errors
+from maelm_composer.errors import InputError, one_line_errors
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -67,6 +68,35 @@ def shards(
         if was_made
         else f'shards: {config.remote} is complete already, from the same recipe; nothing to do'
     )
+
+
+@app.command()
+def runs(
+    folders: Annotated[list[str], typer.Argument(metavar='FOLDER...', help='Save folders, local or s3://.')],
+) -> None:
+    """Compare pretraining runs: validation loss, steps, speed, and where their logs are."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from maelm_composer.data.storage import join, read_file
+
+    table = Table('run', 'status', 'validation loss', 'accuracy', 'steps', 'tokens/s', 'training', 'log', box=None)
+    for folder in folders:
+        content = read_file(join(folder, 'record.json'))
+        if content is None:
+            raise InputError(f'{folder} holds no run: {join(folder, "record.json")} is not there')
+        record = json.loads(content)
+        numbers = ['-'] * 5
+        if record['status'] == 'finished':
+            numbers = [
+                f'{record["eval_loss"]:.4f}',
+                f'{record["eval_accuracy"]:.4f}',
+                f'{record["batches"]:,}',
+                f'{record["tokens_per_second"]:,.0f}',
+                f'{record["training_seconds"]:,.0f} s',
+            ]
+        table.add_row(record['run_name'], record['status'], *numbers, join(folder, 'metrics.csv'))
+    Console(soft_wrap=True, highlight=False).print(table)
 
 
 @app.command()

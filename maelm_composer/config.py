@@ -326,6 +326,11 @@ def _check(config: Any) -> None:
         case PretrainingConfig():
             _check_model(config.model)
             _check_masking(config.masking, config.model)
+            _require(
+                config.optimizer.warmup_samples < config.training.max_samples,
+                f'optimizer.warmup_samples {config.optimizer.warmup_samples} is not below training.max_samples '
+                f'{config.training.max_samples}',
+            )
             for section, name in ((config.training, 'training'), (config.optimizer, 'optimizer')):
                 for f in dataclasses.fields(section):
                     value = getattr(section, f.name)

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 class InputError(ValueError):
     """Something the user gave cannot be used; the message names it and what to do."""
 
+    def __init__(self, message: str) -> None:
+        # From a DataLoader worker it comes back wrapped in a printed traceback: the message is its end.
+        super().__init__(message.rsplit('InputError: ', 1)[-1].strip())
+
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:

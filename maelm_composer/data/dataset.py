@@ -8,7 +8,6 @@ with its hash, unpacked and renamed into place in one atomic step, so any number
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,6 @@ from maelm_composer.data.shards import HASH
 from maelm_composer.errors import InputError
 
 __all__ = ['Manifest', 'PretrainingRows', 'build_dataset', 'load_manifest']
-
-
-class ShardError(InputError):
-    """A shard that cannot be used. From a DataLoader worker it comes wrapped in a printed traceback: keep its end."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(re.split(r'ShardError: ', message)[-1].strip())
 
 
 class _VerifiedStream(Stream):
@@ -59,9 +51,9 @@ class _VerifiedStream(Stream):
         where = storage.join(self.source, zip_info.basename)
         packed = storage.read_file(where)
         if packed is None:
-            raise ShardError(f'shard {where} is missing: run `maelm shards` again')
+            raise InputError(f'shard {where} is missing: run `maelm shards` again')
         if get_hash(HASH, packed) != zip_info.hashes[HASH]:
-            raise ShardError(
+            raise InputError(
                 f'shard {where} is damaged: its {HASH} is not the one in index.json; make the shards again'
             )
         storage.write_file(target, decompress(compression, packed))
@@ -133,7 +125,7 @@ class PretrainingRows(StreamingDataset):
         try:
             super().prepare_shard(shard_id, blocking)
         except Exception as error:
-            self._failure = ShardError(str(error)) if isinstance(error, (InputError, OSError)) else error
+            self._failure = InputError(str(error)) if isinstance(error, (InputError, OSError)) else error
             self._shard_states[shard_id] = _ShardState.REMOTE  # or those who wait for it would wait for ever
             if blocking:
                 raise self._failure from None

@@ -60,7 +60,8 @@ def count_forward_flops(config: ModelConfig, visible: int, masked: int) -> dict[
             last = _layer_flops(decoder, masked, length) + _attention_flops(decoder, masked, visible)
             cost = (depth - 1) * whole + last
     if decoder.hidden_size != size:
-        cost += 2 * length * size * decoder.hidden_size
+        memory = 0 if decoder.attention is DecoderAttention.bidirectional else visible
+        cost += 2 * (length + memory) * size * decoder.hidden_size
     return {'encoder': encoder, 'decoder': cost, 'head': head}
 
 

@@ -60,7 +60,9 @@ class Decoder(nn.Module):
             case _:
                 filled = fill_masks(encoded, token_embeddings.weight[-1], batch['visible_index'], batch['resets'])
         if self.input_projection is not None:
-            filled, encoded = self.input_projection(filled), self.input_projection(encoded)
+            filled = self.input_projection(filled)
+            if self.attention is not DecoderAttention.bidirectional:
+                encoded = self.input_projection(encoded)
         if self.attention is DecoderAttention.cross:
             # Without self-attention no position reads another one: only the wanted ones exist.
             filled, positions, segments = (take_rows(x, wanted) for x in (filled, positions, segments))
@@ -70,6 +72,9 @@ class Decoder(nn.Module):
         if self.attention is not DecoderAttention.bidirectional:
             memory_segments = take_padded(batch['segment_ids'], batch['visible_index'])
             memory_bias = build_attention_bias(segments, memory_segments, None)
+            # Where [CLS] may be masked too, a short block can be hidden whole: it looks at the row, as nothing is NaN.
+            is_alone = memory_bias.isneginf().all(-1, keepdim=True)
+            memory_bias = memory_bias.masked_fill(is_alone, 0.0)
         if self.attention is DecoderAttention.cross:
             for layer in self.layers:
                 hidden = layer(hidden, None, memory=encoded, memory_bias=memory_bias)

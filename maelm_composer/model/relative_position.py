@@ -77,7 +77,7 @@ class RelativePositionBias(nn.Module):
     def _local_prior(self) -> Tensor:
         """(buckets, H): half the heads look left, half right, falling off with distance (docs/deviations.md).
 
-        Head h of a side falls by 2^-h a position; looking the other way costs as much as the farthest distance.
+        Head h of a side falls by 2^-h a position; the token itself and the other side start two positions lower.
         """
         buckets, heads = self.weight.shape
         distances = torch.arange(1 - self.max_seq_len, self.max_seq_len)

@@ -17,6 +17,8 @@ class MaskedLoss(Metric):
     """Cross-entropy in nats, averaged over every predicted position of every rank."""
 
     full_state_update = False
+    total: Tensor
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -76,12 +76,13 @@ class DivergenceStop(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         # Composer has just read the loss from the device: nothing is waited for here.
+        at = state.timestamp
         values = {'loss': state.total_loss_dict['loss/train/total'], 'gradient norm': self.clipping.norm.item()}
         for name, value in values.items():
             if not math.isfinite(value):
                 raise InputError(
-                    f'{name} is {value} at batch {state.timestamp.batch.value}, {state.timestamp.sample.value} samples; '
-                    'the run stops and the checkpoints before it are whole; a lower optimizer.learning_rate or '
+                    f'{name} is {value} at batch {at.batch.value}, {at.sample.value} samples: '
+                    'the run stops; checkpoints before it are whole. A lower optimizer.learning_rate or '
                     'optimizer.clip_norm, or training.precision=fp32, may help'
                 )
 
@@ -167,7 +168,7 @@ class MetricsLog(Callback):
         logger.log_metrics({'gradient_norm': self._row['gradient_norm'], 'learning_rate': self._row['learning_rate']})
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        values = {name: value.item() for name, value in state.eval_metric_values.items()}
+        values = {name: float(value) for name, value in state.eval_metric_values.items()}
         self.last_eval = {
             'eval_loss': values['MaskedLoss'],
             'eval_perplexity': values['MaskedPerplexity'],

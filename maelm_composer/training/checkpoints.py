@@ -111,7 +111,9 @@ class Checkpoints(Callback):
         if dist.get_local_rank() == 0:
             for shards in staged.glob('ep*-ba*'):
                 shards.rename(staged / 'state')
-        weights = get_model_state_dict(state.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        weights: dict[str, Any] = get_model_state_dict(
+            state.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+        )
         if dist.get_global_rank() == 0:
             plain = {key.removeprefix('model.'): value.contiguous() for key, value in weights.items()}
             save_file(plain, staged / WEIGHTS, metadata={'format': 'pt'})

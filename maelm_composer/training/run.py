@@ -64,7 +64,7 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     identity = identify(config, manifest.content_hash)
     if is_first:
         folder.assert_writable()
-        finished = assert_same_run(folder, identity)
+    record = (assert_same_run(folder, identity) or {}) if is_first else {}
     if dist.get_world_size() > 1 or is_sharded:
         dist.initialize_dist(timeout=DIST_TIMEOUT_SECONDS)
 
@@ -72,11 +72,12 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     checkpoint = find_checkpoint(folder, model, is_sharded)
     if checkpoint is not None and checkpoint.samples >= config.training.max_samples:
         say(f'{config.run_name} is complete: {checkpoint.samples:,} samples, in {config.save_folder}')
-        return finished if is_first else {}
+        return record
     say(_start_screen(config, plan, manifest))
     if checkpoint is not None:
         say(f'going on from {checkpoint.samples:,} samples')
-    record = begin_record(folder, config, identity, {'world_size': dist.get_world_size()}) if is_first else {}
+    if is_first:
+        record = begin_record(folder, config, identity, {'world_size': dist.get_world_size()})
 
     if config.training.compile:
         model.compile()

@@ -3,8 +3,11 @@
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import MPNetConfig, MPNetModel, RobertaConfig, RobertaForMaskedLM
+from transformers import MPNetConfig, MPNetModel, RobertaConfig, RobertaForMaskedLM, RobertaModel
 
+from maelm_composer.config import DecoderAttention
+from maelm_composer.model.decoder import fill_masks, take_padded
+from maelm_composer.model.layer import take_rows
 from maelm_composer.model.maelm import build_model
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
@@ -18,28 +21,51 @@ def copy_(target, source):
         target.copy_(source)
 
 
-def copy_layer(target, layer, *, query, key, value, attention_output, attention_norm):
-    """Weights of our ``layer`` into a Hugging Face layer, whose attention is named differently from class to class."""
-    fused = layer.self_attention.query_key_value
+def copy_modules(*pairs):
+    for theirs, ours in pairs:
+        copy_(theirs.weight, ours.weight)
+        copy_(theirs.bias, ours.bias)
+
+
+def copy_attention(attention, norm, *, query, key, value, output, output_norm):
+    """Our ``attention`` and the ``norm`` after it into Hugging Face's parts, named differently from class to class."""
+    fused = attention.query_key_value
     for part, weight, bias in zip((query, key, value), fused.weight.chunk(3), fused.bias.chunk(3), strict=True):
         copy_(part.weight, weight)
         copy_(part.bias, bias)
-    for theirs, ours in (
-        (attention_output, layer.self_attention.output),
-        (attention_norm, layer.self_attention_norm),
+    copy_modules((output, attention.output), (output_norm, norm))
+
+
+def copy_feed_forward(target, layer):
+    copy_modules(
         (target.intermediate.dense, layer.intermediate),
         (target.output.dense, layer.output),
         (target.output.LayerNorm, layer.output_norm),
-    ):
-        copy_(theirs.weight, ours.weight)
-        copy_(theirs.bias, ours.bias)
+    )
+
+
+def copy_roberta_layer(target, layer):
+    pairs = [(target.attention, layer.self_attention, layer.self_attention_norm)]
+    if layer.has_cross_attention:
+        pairs.append((target.crossattention, layer.cross_attention, layer.cross_attention_norm))
+    for theirs, attention, norm in pairs:
+        inner, outer = theirs.self, theirs.output
+        copy_attention(
+            attention,
+            norm,
+            query=inner.query,
+            key=inner.key,
+            value=inner.value,
+            output=outer.dense,
+            output_norm=outer.LayerNorm,
+        )
+    copy_feed_forward(target, layer)
 
 
 def copy_embeddings(target, encoder):
     copy_(target.word_embeddings.weight, encoder.token_embeddings.weight)
     copy_(target.position_embeddings.weight[FIRST_POSITION:], encoder.position_embeddings.weight)
-    copy_(target.LayerNorm.weight, encoder.embedding_norm.weight)
-    copy_(target.LayerNorm.bias, encoder.embedding_norm.bias)
+    copy_modules((target.LayerNorm, encoder.embedding_norm))
 
 
 def randomize_everything(model):
@@ -74,19 +100,8 @@ def build_roberta(model, config):
     copy_embeddings(theirs.roberta.embeddings, model.encoder)
     torch.nn.init.zeros_(theirs.roberta.embeddings.token_type_embeddings.weight)
     for target, layer in zip(theirs.roberta.encoder.layer, model.encoder.layers, strict=True):
-        attention, output = target.attention.self, target.attention.output
-        copy_layer(
-            target,
-            layer,
-            query=attention.query,
-            key=attention.key,
-            value=attention.value,
-            attention_output=output.dense,
-            attention_norm=output.LayerNorm,
-        )
-    for theirs_part, ours in ((theirs.lm_head.dense, model.head.dense), (theirs.lm_head.layer_norm, model.head.norm)):
-        copy_(theirs_part.weight, ours.weight)
-        copy_(theirs_part.bias, ours.bias)
+        copy_roberta_layer(target, layer)
+    copy_modules((theirs.lm_head.dense, model.head.dense), (theirs.lm_head.layer_norm, model.head.norm))
     copy_(theirs.lm_head.bias, model.head.bias)
     assert theirs.lm_head.decoder.weight is theirs.roberta.embeddings.word_embeddings.weight
     return theirs.eval()
@@ -99,15 +114,31 @@ def build_mpnet(encoder, config):
     copy_(theirs.encoder.relative_attention_bias.weight, encoder.relative_position.weight)
     for target, layer in zip(theirs.encoder.layer, encoder.layers, strict=True):
         attention = target.attention.attn
-        copy_layer(
-            target,
-            layer,
+        copy_attention(
+            layer.self_attention,
+            layer.self_attention_norm,
             query=attention.q,
             key=attention.k,
             value=attention.v,
-            attention_output=attention.o,
-            attention_norm=target.attention.LayerNorm,
+            output=attention.o,
+            output_norm=target.attention.LayerNorm,
         )
+        copy_feed_forward(target, layer)
+    return theirs.eval()
+
+
+def build_roberta_decoder(decoder, config):
+    """RoBERTa fed embeddings instead of ids: it adds positions and the norm, as our decoder does."""
+    has_cross = decoder.attention is not DecoderAttention.bidirectional
+    settings = shared_settings(config) | {'is_decoder': has_cross, 'add_cross_attention': has_cross}
+    theirs = RobertaModel(
+        RobertaConfig(type_vocab_size=1, attn_implementation='eager', **settings), add_pooling_layer=False
+    )
+    copy_(theirs.embeddings.position_embeddings.weight[FIRST_POSITION:], decoder.position_embeddings.weight)
+    copy_modules((theirs.embeddings.LayerNorm, decoder.embedding_norm))
+    torch.nn.init.zeros_(theirs.embeddings.token_type_embeddings.weight)
+    for target, layer in zip(theirs.encoder.layer, decoder.layers, strict=True):
+        copy_roberta_layer(target, layer)
     return theirs.eval()
 
 
@@ -181,3 +212,35 @@ def test_encoder_with_t5_buckets_is_mpnet(config, make_batch, build_row):
     expected = build_mpnet(encoder, settings)(inputs['input_ids'], inputs['attention_mask']).last_hidden_state
     is_real = batch['segment_ids'] > 0
     assert_close(hidden[is_real], expected[is_real], **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    'attention', [DecoderAttention.bidirectional, DecoderAttention.bidirectional_cross, DecoderAttention.causal_cross]
+)
+def test_decoder_is_roberta_on_the_filled_row(attention, config, make_batch, build_row):
+    """Packed rows and padding included. Cross-attention alone has no counterpart there."""
+    settings = config(decoder={'attention': attention})
+    model = randomize_everything(build_model(settings, seed=3))
+    rows = [build_row(blocks, 48, settings.vocab_size, seed=i) for i, blocks in enumerate([[48], [20, 17], [12, 36]])]
+    batch = make_batch(settings, rows, encoder_mask_fraction=0.5)
+    segments, table = batch['segment_ids'], model.encoder.token_embeddings
+    memory_segments = take_padded(segments, batch['visible_index'])
+    encoded = model.encoder(batch['input_ids'], batch['position_ids'], memory_segments)
+    is_allowed = segments[:, :, None] == segments[:, None, :]
+    if attention is DecoderAttention.causal_cross:
+        is_allowed = is_allowed.tril()
+        ids = torch.tensor([[0, *row[:-1].tolist()] for row in rows])
+        filled = table(ids.masked_fill(batch['original_position_ids'] == 0, 0))
+    else:
+        filled = fill_masks(encoded, table.weight[-1], batch['visible_index'], batch['resets'])
+    expected = build_roberta_decoder(model.decoder, settings)(
+        inputs_embeds=filled,
+        attention_mask=is_allowed.long(),
+        position_ids=batch['original_position_ids'] + FIRST_POSITION,
+        encoder_hidden_states=None if attention is DecoderAttention.bidirectional else encoded,
+        encoder_attention_mask=(segments[:, :, None] == memory_segments[:, None, :]).long(),
+        use_cache=False,
+    ).last_hidden_state
+    is_predicted = batch['labels'].gather(1, batch['masked_index']) >= 0
+    actual = model.decoder(encoded, table, batch)
+    assert_close(actual[is_predicted], take_rows(expected, batch['masked_index'])[is_predicted], **TOLERANCE)

@@ -16,15 +16,16 @@ TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 
 def test_every_parameter_gets_a_gradient(variant, make_batch, gradients):
     masking, config = variant
-    model = build_model(config, seed=0)
-    found = gradients(model, make_batch(config, **masking))
+    model, batch = build_model(config, seed=0), make_batch(config, **masking)
+    found = gradients(model, batch)
     assert found.keys() == dict(model.named_parameters()).keys()
     for name, gradient in found.items():
         assert gradient.isfinite().all(), name
         assert gradient.abs().max() > 1e-7, name
-    # Every row of the table is a token to predict or not to; every position that a row reaches is looked up.
     assert (found['encoder.token_embeddings.weight'].abs().sum(1) > 0).all()
-    assert (found['encoder.position_embeddings.weight'].abs().sum(1) > 0).all()
+    is_real = take_padded(batch['segment_ids'], batch['visible_index']) > 0
+    reached = found['encoder.position_embeddings.weight'].abs().sum(1).nonzero()[:, 0]
+    assert_close(reached, batch['position_ids'][is_real].unique())
 
 
 def test_loss_is_the_mean_over_the_predicted_tokens(variant, make_batch):
@@ -140,20 +141,29 @@ def test_count_parameters_of_base():
     assert 'decoder' not in count_parameters(ModelConfig(decoder=None))
 
 
-def test_count_forward_flops(variant, make_batch):
-    """Against every matrix product that torch runs for one row."""
-    masking, config = variant
-    model, batch = build_model(config, seed=0), make_batch(config, **masking)
+def assert_flops_as_measured(config, batch):
+    """Of each part, against every matrix product that torch runs."""
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
-        model(batch)
+        build_model(config, seed=0)(batch)
     rows, visible = batch['input_ids'].shape
     planned = count_forward_flops(config, visible, batch['masked_index'].shape[1])
-    assert abs(sum(planned.values()) * rows / counter.get_total_flops() - 1) < 0.01
-    by_module = counter.get_flop_counts()
-    for part, flops in planned.items():
-        measured = sum(by_module.get(f'MaskedLanguageModel.{part}', {}).values())
-        assert flops * rows == pytest.approx(measured, rel=0.01)
+    measured = {part: counter.get_flop_counts().get(f'MaskedLanguageModel.{part}', {}) for part in planned}
+    planned = {part: torch.tensor(float(rows * flops)) for part, flops in planned.items()}
+    measured = {part: torch.tensor(float(sum(flops.values()))) for part, flops in measured.items()}
+    assert_close(planned, measured, rtol=0.01, atol=0)
+    assert sum(measured.values()) == counter.get_total_flops()
+
+
+def test_count_forward_flops(variant, make_batch):
+    masking, config = variant
+    assert_flops_as_measured(config, make_batch(config, **masking))
+
+
+@pytest.mark.parametrize('attention', DecoderAttention)
+def test_count_forward_flops_of_a_narrow_decoder(attention, config, make_batch):
+    settings = config(decoder={'attention': attention, 'hidden_size': 16})
+    assert_flops_as_measured(settings, make_batch(settings))
 
 
 def test_dropout_is_in_the_encoder_alone_and_only_in_training(make_batch, config):

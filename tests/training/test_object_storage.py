@@ -59,7 +59,7 @@ def test_a_run_from_and_to_a_bucket_survives_the_loss_of_its_machine(bucket, rec
 
 
 def test_a_bucket_that_is_not_there_is_told_before_training(bucket, recipe):
-    with pytest.raises(InputError, match='s3://nowhere/x.*no such bucket'):
+    with pytest.raises(InputError, match=r's3://nowhere/x.*no such bucket'):
         pretrain(recipe('save_folder=s3://nowhere/x'))
 
 

@@ -102,7 +102,9 @@ def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe):
 
     threading.Thread(target=fill_up, daemon=True).start()
     try:
-        with pytest.raises(InputError, match=r'samples-000000000256 could not be written .*File too large; .*samples-000000000128'):
+        with pytest.raises(
+            InputError, match=r'samples-000000000256 could not be written .*File too large; .*samples-000000000128'
+        ):
             pretrain(config)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
