@@ -1,13 +1,9 @@
 """composer train.py RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]: pretrain MAE-LM or its baseline."""
 
-import os
 import sys
-import time
 
 from maelm_composer.config import PretrainingConfig, load_config
 from maelm_composer.errors import InputError, one_line_errors
-
-SECONDS_FOR_RANK_ZERO = 5
 
 
 def main(arguments: list[str]) -> None:
@@ -15,19 +11,12 @@ def main(arguments: list[str]) -> None:
     recipes = [argument for argument in arguments if '=' not in argument]
     overrides = [argument for argument in arguments if '=' in argument]
     with one_line_errors():
-        try:
-            if not recipes:
-                raise InputError('usage: composer train.py RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]')
-            config = load_config(PretrainingConfig, recipes, overrides)
-            from maelm_composer.training.run import pretrain  # once the recipe is known to be good: torch takes seconds
+        if not recipes:
+            raise InputError('usage: composer train.py RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]')
+        config = load_config(PretrainingConfig, recipes, overrides)
+        from maelm_composer.training.run import pretrain  # once the recipe is known to be good: torch takes seconds
 
-            pretrain(config)
-        except (InputError, OSError) as error:
-            if os.environ.get('RANK', '0') != '0':
-                # The launcher ends all ranks when one has failed: rank 0, if it met the same error, speaks first.
-                time.sleep(SECONDS_FOR_RANK_ZERO)
-                print(f'error: {error}', file=sys.stderr)
-            raise
+        pretrain(config)
 
 
 if __name__ == '__main__':

@@ -24,56 +24,20 @@ from maelm_composer.errors import InputError
 
 # OmegaConf reads an Enum by member name, so members are named as they are written in YAML.
 # A variant of the model or the masking is one of these values; see yamls/ablations/.
-
-
-class SourceKind(Enum):
-    documentation = 'documentation'
-    files = 'files'
-    huggingface = 'huggingface'
-
-
-class EncoderMaskContent(Enum):
-    mask_token = 'mask_token'
-    random_token = 'random_token'
-
-
-class PositionIds(Enum):
-    aligned = 'aligned'
-    consecutive = 'consecutive'
-
-
-class RelativePositionFunction(Enum):
-    t5 = 't5'
-    authors = 'authors'
-
-
-class RelativePositionInit(Enum):
-    normal = 'normal'
-    local = 'local'
-
-
-class DecoderAttention(Enum):
-    bidirectional = 'bidirectional'
-    bidirectional_cross = 'bidirectional_cross'
-    causal_cross = 'causal_cross'
-    cross = 'cross'
-
-
-class Precision(Enum):
-    fp32 = 'fp32'
-    bf16 = 'bf16'
+SourceKind = Enum('SourceKind', 'documentation files huggingface')
+EncoderMaskContent = Enum('EncoderMaskContent', 'mask_token random_token')
+PositionIds = Enum('PositionIds', 'aligned consecutive')
+RelativePositionFunction = Enum('RelativePositionFunction', 't5 authors')
+RelativePositionInit = Enum('RelativePositionInit', 'normal local')
+DecoderAttention = Enum('DecoderAttention', 'bidirectional bidirectional_cross causal_cross cross')
+Precision = Enum('Precision', 'fp32 bf16')
+Logger = Enum('Logger', 'tensorboard wandb mlflow')
 
 
 class Sharding(Enum):
     ddp = 'ddp'  # replicate; fastest while model and optimizer fit on one device
     shard_grad_op = 'shard_grad_op'  # FSDP2, parameters kept gathered between forward and backward
     full_shard = 'full_shard'  # FSDP2, parameters gathered layer by layer
-
-
-class Logger(Enum):
-    tensorboard = 'tensorboard'
-    wandb = 'wandb'
-    mlflow = 'mlflow'
 
 
 @dataclass
@@ -303,73 +267,69 @@ def _name_run(merged: Any, paths: Sequence[str]) -> Any:
     return merged
 
 
+def _check(config: Any) -> None:
+    """Refuse values that no dataset or machine could make right."""
+    match config:
+        case CorpusConfig():
+            _check_corpus(config)
+        case PretrainingConfig():
+            _check_stack('model', config.model, config.model)
+            if config.model.decoder is not None:
+                _check_stack('model.decoder', config.model.decoder, config.model)
+            _check_masking(config.masking, config.model)
+            _check_training(config.training, config.optimizer)
+
+
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise InputError(message)
 
 
-def _check(config: Any) -> None:
-    """Refuse values that no dataset or machine could make right."""
-    match config:
-        case CorpusConfig():
-            _require(config.max_seq_len >= 8, f'max_seq_len {config.max_seq_len}: must be at least 8')
-            _require(
-                0 < config.validation_fraction < 1, f'validation_fraction {config.validation_fraction}: outside 0..1'
-            )
-            _require(config.documents_per_task > 0, f'documents_per_task {config.documents_per_task}: must be positive')
-            _require(bool(config.sources), 'sources is empty: name at least one')
-            _require(
-                config.tokenizer.vocab_size > 261,
-                f'tokenizer.vocab_size {config.tokenizer.vocab_size}: '
-                'must exceed 261, the 256 bytes and 5 special tokens',
-            )
-        case PretrainingConfig():
-            _check_model(config.model)
-            _check_masking(config.masking, config.model)
-            _require(
-                config.optimizer.warmup_samples < config.training.max_samples,
-                f'optimizer.warmup_samples {config.optimizer.warmup_samples} is not below training.max_samples '
-                f'{config.training.max_samples}',
-            )
-            for section, name in ((config.training, 'training'), (config.optimizer, 'optimizer')):
-                for f in dataclasses.fields(section):
-                    value = getattr(section, f.name)
-                    may_be_zero = f.name in ('weight_decay', 'clip_norm', 'warmup_samples', 'checkpoints_to_keep')
-                    if isinstance(value, (int, float)) and not isinstance(value, bool):
-                        _require(value > 0 or may_be_zero, f'{name}.{f.name} {value}: must be positive')
+def _check_corpus(corpus: CorpusConfig) -> None:
+    share, pieces = corpus.validation_fraction, corpus.tokenizer.vocab_size
+    _require(corpus.max_seq_len >= 8, f'max_seq_len {corpus.max_seq_len}: must be at least 8')
+    _require(0 < share < 1, f'validation_fraction {share}: outside 0..1')
+    _require(corpus.documents_per_task > 0, f'documents_per_task {corpus.documents_per_task}: must be positive')
+    _require(bool(corpus.sources), 'sources is empty: name at least one')
+    _require(pieces > 261, f'tokenizer.vocab_size {pieces}: must exceed 261, the 256 bytes and 5 special tokens')
 
 
-def _check_model(model: ModelConfig) -> None:
-    stacks: list[tuple[str, ModelConfig | DecoderConfig]] = [('model', model)]
-    if model.decoder is not None:
-        stacks.append(('model.decoder', model.decoder))
-    for name, stack in stacks:
-        _require(stack.num_hidden_layers > 0, f'{name}.num_hidden_layers {stack.num_hidden_layers}: must be positive')
-        _require(
-            stack.num_attention_heads > 0 and stack.hidden_size % stack.num_attention_heads == 0,
-            f'{name}.hidden_size {stack.hidden_size} is not divisible by {name}.num_attention_heads '
-            f'{stack.num_attention_heads}',
-        )
-        buckets, distance = stack.relative_position_buckets, model.relative_position_max_distance
-        _require(
-            buckets == 0 or (buckets >= 4 and buckets % 4 == 0 and distance > buckets // 4),
-            f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is below '
-            f'model.relative_position_max_distance {distance}',
-        )
-        for dropout in ('hidden_dropout_prob', 'attention_probs_dropout_prob'):
-            _require(0 <= getattr(stack, dropout) < 1, f'{name}.{dropout} {getattr(stack, dropout)}: outside 0..1')
+def _check_stack(name: str, stack: ModelConfig | DecoderConfig, model: ModelConfig) -> None:
+    size, heads, layers = stack.hidden_size, stack.num_attention_heads, stack.num_hidden_layers
+    _require(layers > 0, f'{name}.num_hidden_layers {layers}: must be positive')
+    _require(
+        heads > 0 and size % heads == 0,
+        f'{name}.hidden_size {size} is not divisible by {name}.num_attention_heads {heads}',
+    )
+    buckets, distance = stack.relative_position_buckets, model.relative_position_max_distance
+    _require(
+        buckets == 0 or (buckets >= 4 and buckets % 4 == 0 and distance > buckets // 4),
+        f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is below '
+        f'model.relative_position_max_distance {distance}',
+    )
+    for dropout in ('hidden_dropout_prob', 'attention_probs_dropout_prob'):
+        value = getattr(stack, dropout)
+        _require(0 <= value < 1, f'{name}.{dropout} {value}: outside 0..1')
 
 
 def _check_masking(masking: MaskingConfig, model: ModelConfig) -> None:
-    rate, fraction = masking.mlm_probability, masking.encoder_mask_fraction
+    rate, fraction, length = masking.mlm_probability, masking.encoder_mask_fraction, model.max_seq_len
     _require(0 <= fraction <= 1, f'masking.encoder_mask_fraction {fraction}: outside 0..1')
     _require(0 < rate < 1, f'masking.mlm_probability {rate}: outside 0..1')
-    _require(
-        round(rate * model.max_seq_len) > 0,
-        f'masking.mlm_probability {rate} masks nothing in a row of {model.max_seq_len} tokens',
-    )
+    _require(round(rate * length) > 0, f'masking.mlm_probability {rate} masks nothing in a row of {length} tokens')
     _require(
         model.decoder is not None or fraction == 1,
         f'model.decoder is null, so masking.encoder_mask_fraction must be 1, not {fraction}: without a decoder the '
         'encoder has to see every [MASK] (yamls/roberta.yaml sets both)',
     )
+
+
+def _check_training(training: TrainingConfig, optimizer: OptimizerConfig) -> None:
+    may_be_zero = ('weight_decay', 'clip_norm', 'warmup_samples')
+    for name, section in (('training', training), ('optimizer', optimizer)):
+        for key, value in vars(section).items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and key != 'checkpoints_to_keep':
+                _require(value > 0 or (value == 0 and key in may_be_zero), f'{name}.{key} {value}: must be positive')
+    keep, warmup, samples = training.checkpoints_to_keep, optimizer.warmup_samples, training.max_samples
+    _require(keep == -1 or keep > 0, f'training.checkpoints_to_keep {keep}: must be -1 (all) or at least 1')
+    _require(warmup < samples, f'optimizer.warmup_samples {warmup} is not below training.max_samples {samples}')

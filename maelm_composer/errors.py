@@ -3,7 +3,10 @@
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
+
+SECONDS_FOR_RANK_ZERO = 5
 
 
 class InputError(ValueError):
@@ -22,7 +25,8 @@ def one_line_errors() -> Iterator[None]:
     except (InputError, OSError) as error:
         if isinstance(error, OSError) and error.errno is None:
             raise
-        # Under a launcher every rank meets the same error: one of them speaks.
-        if int(os.environ.get('RANK', '0')) == 0:
-            print(f'error: {" ".join(str(error).split())}', file=sys.stderr, flush=True)
+        if os.environ.get('RANK', '0') != '0':
+            # The launcher ends all ranks when one has failed: rank 0, if it met the same error, is the one to speak.
+            time.sleep(SECONDS_FOR_RANK_ZERO)
+        print(f'error: {" ".join(str(error).split())}', file=sys.stderr, flush=True)
         raise SystemExit(2) from None

@@ -48,7 +48,6 @@ class Plan:
 
     def check(self) -> None:
         """Raise InputError where the batch does not come out even."""
-        training = self.config.training
         if self.global_batch_size % self.world_size:
             raise InputError(
                 f'training.global_train_batch_size {self.global_batch_size} is not divisible by {self.world_size} ranks'
@@ -58,8 +57,6 @@ class Plan:
                 f'{self.config.data.remote} holds {self.rows_per_epoch} training rows, fewer than one '
                 f'training.global_train_batch_size of {self.global_batch_size}'
             )
-        if training.checkpoints_to_keep == 0:
-            raise InputError('training.checkpoints_to_keep 0: must be -1 (all) or at least 1')
 
     def describe(self, data: str, device: str) -> list[tuple[str, str]]:
         """Lines of the start screen."""
@@ -93,7 +90,7 @@ class Plan:
             ('checkpoints', f'every {training.checkpoint_interval_samples:,} samples, {keep}'),
             (
                 'device',
-                f'{device}, {training.precision.value}, {training.sharding.value}, '
+                f'{device}, {training.precision.name}, {training.sharding.value}, '
                 f'{"compiled" if training.compile else "eager"}',
             ),
             ('saved in', self.config.save_folder),

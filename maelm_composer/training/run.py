@@ -171,10 +171,10 @@ def _build_plan(config: PretrainingConfig, manifest: Manifest, collator: Masking
 def _build_loggers(config: PretrainingConfig) -> list[LoggerDestination]:
     loggers: list[LoggerDestination] = []
     for logger in config.training.loggers:
-        if importlib.util.find_spec(logger.value) is None:
+        if importlib.util.find_spec(logger.name) is None:
             raise InputError(
-                f'training.loggers names {logger.value}, which is not installed: '
-                f'pip install maelm-composer[{logger.value}]'
+                f'training.loggers names {logger.name}, which is not installed: '
+                f'pip install maelm-composer[{logger.name}]'
             )
         match logger:
             case Logger.tensorboard:

@@ -142,7 +142,7 @@ def build_roberta_decoder(decoder, config):
     return theirs.eval()
 
 
-def fill_from_batch(batch):
+def inputs_of(batch):
     """(B, N) what a plain masked language model of another make reads: its ids, attention mask and labels."""
     return {
         'input_ids': batch['input_ids'],
@@ -172,7 +172,7 @@ def test_plain_mlm_is_roberta(plain, make_batch, build_row):
     config, ours, theirs = plain
     rows = [build_row([n], config.max_seq_len, config.vocab_size, seed=n) for n in (48, 40, 33)]
     batch = make_batch(config, rows, encoder_mask_fraction=1.0)
-    output, expected = ours(batch), theirs(**fill_from_batch(batch))
+    output, expected = ours(batch), theirs(**inputs_of(batch))
     logits = expected.logits.gather(1, batch['masked_index'][..., None].expand(-1, -1, config.vocab_size))
     assert_close(output.logits, logits, **TOLERANCE)
     assert_close(output.loss, expected.loss, **TOLERANCE)
@@ -208,7 +208,7 @@ def test_encoder_with_t5_buckets_is_mpnet(config, make_batch, build_row):
     rows = [build_row([n], LENGTH, settings.vocab_size, seed=n) for n in (LENGTH, 251, 140)]
     batch = make_batch(settings, rows, encoder_mask_fraction=1.0, mlm_probability=0.05)
     hidden = encoder(batch['input_ids'], batch['position_ids'], batch['segment_ids'])
-    inputs = fill_from_batch(batch)
+    inputs = inputs_of(batch)
     expected = build_mpnet(encoder, settings)(inputs['input_ids'], inputs['attention_mask']).last_hidden_state
     is_real = batch['segment_ids'] > 0
     assert_close(hidden[is_real], expected[is_real], **TOLERANCE)

@@ -136,3 +136,10 @@ def test_normal_init_has_the_given_deviation():
     torch.manual_seed(0)
     bias.reset_parameters(RelativePositionInit.normal, std=0.05)
     assert abs(float(bias.weight.std()) / 0.05 - 1) < 0.05
+
+
+def test_a_whole_number_of_steps_is_not_rounded_up():
+    """129 is 8 · 16 + 1: twice the exact distances is a third of the 15 far steps, to the last bit of a double."""
+    distances = torch.tensor([31, 32, 33, 63, 64, 65, 128, 129])
+    buckets = bucket_distances(distances, 64, 129, AUTHORS) - 31
+    assert buckets.tolist() == [21, 21, 22, 26, 26, 27, 31, 31]
