@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ EncoderMaskContent = Enum('EncoderMaskContent', 'mask_token random_token')
 PositionIds = Enum('PositionIds', 'aligned consecutive')
 RelativePositionFunction = Enum('RelativePositionFunction', 't5 authors')
 RelativePositionInit = Enum('RelativePositionInit', 'normal local')
+HeadBiasInit = Enum('HeadBiasInit', 'zeros unigram')
 DecoderAttention = Enum('DecoderAttention', 'bidirectional bidirectional_cross causal_cross cross')
 Precision = Enum('Precision', 'fp32 bf16')
 Logger = Enum('Logger', 'tensorboard wandb mlflow')
@@ -120,6 +122,7 @@ class ModelConfig:
     relative_position_max_distance: int = 128
     relative_position_function: RelativePositionFunction = RelativePositionFunction.t5
     relative_position_init: RelativePositionInit = RelativePositionInit.normal
+    head_bias_init: HeadBiasInit = HeadBiasInit.zeros
     decoder: DecoderConfig | None = field(default_factory=DecoderConfig)  # null: plain MLM
 
 
@@ -132,7 +135,6 @@ class OptimizerConfig:
     adam_eps: float = 1e-6
     weight_decay: float = 0.01
     clip_norm: float = 2.0
-    relative_position_lr_multiplier: float = 1.0
 
 
 @dataclass
@@ -186,7 +188,10 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
     missing = sorted(OmegaConf.missing_keys(merged))
     if missing:
         raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
-    config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    try:
+        config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:  # ${...} of what is not there
+        raise InputError(f'{error.full_key}: {str(error).splitlines()[0]}') from None
     _check(config)
     return config
 
@@ -260,24 +265,24 @@ def _name_run(merged: Any, paths: Sequence[str]) -> Any:
     """A run is named after its layered files, so that an overlay never resumes the run that it overlays."""
     if OmegaConf.is_missing(merged, 'run_name'):
         merged.run_name = '-'.join(Path(path).stem for path in paths)
-    if not re.fullmatch(r'[A-Za-z0-9._+-]+', str(merged.run_name)):
-        raise InputError(f"run_name {merged.run_name!r}: use letters, digits, '.', '_', '+' and '-'")
+    if not re.fullmatch(r'[A-Za-z0-9_][A-Za-z0-9._+-]*', str(merged.run_name)):
+        raise InputError(
+            f"run_name {merged.run_name!r}: use letters, digits and '_', and after the first '.', '+' and '-'"
+        )
     if OmegaConf.is_missing(merged, 'save_folder'):
         merged.save_folder = f'runs/{merged.run_name}'
     return merged
 
 
-def _check(config: Any) -> None:
-    """Refuse values that no dataset or machine could make right."""
-    match config:
-        case CorpusConfig():
-            _check_corpus(config)
-        case PretrainingConfig():
-            _check_stack('model', config.model, config.model)
-            if config.model.decoder is not None:
-                _check_stack('model.decoder', config.model.decoder, config.model)
-            _check_masking(config.masking, config.model)
-            _check_training(config.training, config.optimizer)
+# Every other number must be above zero.
+_MAY_BE_ZERO = {
+    *('seed', 'num_workers', 'weight_decay', 'clip_norm', 'warmup_samples', 'encoder_mask_fraction'),
+    *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'relative_position_buckets'),
+}
+_BELOW_ONE = {
+    *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'mlm_probability', 'validation_fraction'),
+    *('adam_beta1', 'adam_beta2'),
+}
 
 
 def _require(holds: bool, message: str) -> None:
@@ -285,51 +290,59 @@ def _require(holds: bool, message: str) -> None:
         raise InputError(message)
 
 
-def _check_corpus(corpus: CorpusConfig) -> None:
-    share, pieces = corpus.validation_fraction, corpus.tokenizer.vocab_size
-    _require(corpus.max_seq_len >= 8, f'max_seq_len {corpus.max_seq_len}: must be at least 8')
-    _require(0 < share < 1, f'validation_fraction {share}: outside 0..1')
-    _require(corpus.documents_per_task > 0, f'documents_per_task {corpus.documents_per_task}: must be positive')
-    _require(bool(corpus.sources), 'sources is empty: name at least one')
-    _require(pieces > 261, f'tokenizer.vocab_size {pieces}: must exceed 261, the 256 bytes and 5 special tokens')
+def _check(config: Any) -> None:
+    """Refuse values that no dataset or machine could make right."""
+    _check_ranges(config, prefix='')
+    match config:
+        case CorpusConfig():
+            pieces = config.tokenizer.vocab_size
+            _require(config.max_seq_len >= 8, f'max_seq_len {config.max_seq_len}: must be at least 8')
+            _require(bool(config.sources), 'sources is empty: name at least one')
+            _require(
+                pieces > 261, f'tokenizer.vocab_size {pieces}: must exceed 261, the 256 bytes and 5 special tokens'
+            )
+        case PretrainingConfig():
+            _check_stack('model', config.model, config.model)
+            if config.model.decoder is not None:
+                _check_stack('model.decoder', config.model.decoder, config.model)
+            _check_masking(config.masking, config.model)
+            warmup, samples = config.optimizer.warmup_samples, config.training.max_samples
+            _require(warmup < samples, f'optimizer.warmup_samples {warmup} is not below training.max_samples {samples}')
+
+
+def _check_ranges(section: Any, prefix: str) -> None:
+    for key, value in vars(section).items():
+        if dataclasses.is_dataclass(value):
+            _check_ranges(value, f'{prefix}{key}.')
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            name = f'{prefix}{key} {value}'
+            if key == 'checkpoints_to_keep':
+                _require(value == -1 or value > 0, f'{name}: must be -1 (all) or at least 1')
+                continue
+            _require(math.isfinite(value) and value < 2**63, f'{name}: must be a finite number')
+            _require(value >= 0 or key not in _MAY_BE_ZERO, f'{name}: must not be negative')
+            _require(value > 0 or key in _MAY_BE_ZERO, f'{name}: must be positive')
+            _require(value < 1 or key not in _BELOW_ONE, f'{name}: must be below 1')
 
 
 def _check_stack(name: str, stack: ModelConfig | DecoderConfig, model: ModelConfig) -> None:
-    size, heads, layers = stack.hidden_size, stack.num_attention_heads, stack.num_hidden_layers
-    _require(layers > 0, f'{name}.num_hidden_layers {layers}: must be positive')
-    _require(
-        heads > 0 and size % heads == 0,
-        f'{name}.hidden_size {size} is not divisible by {name}.num_attention_heads {heads}',
-    )
+    size, heads = stack.hidden_size, stack.num_attention_heads
+    _require(size % heads == 0, f'{name}.hidden_size {size} is not divisible by {name}.num_attention_heads {heads}')
     buckets, distance = stack.relative_position_buckets, model.relative_position_max_distance
     _require(
-        buckets == 0 or (buckets >= 4 and buckets % 4 == 0 and distance > buckets // 4),
-        f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is below '
+        buckets == 0 or (buckets % 4 == 0 and distance > buckets // 4 + 1),
+        f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is more than 1 below '
         f'model.relative_position_max_distance {distance}',
     )
-    for dropout in ('hidden_dropout_prob', 'attention_probs_dropout_prob'):
-        value = getattr(stack, dropout)
-        _require(0 <= value < 1, f'{name}.{dropout} {value}: outside 0..1')
 
 
 def _check_masking(masking: MaskingConfig, model: ModelConfig) -> None:
     rate, fraction, length = masking.mlm_probability, masking.encoder_mask_fraction, model.max_seq_len
-    _require(0 <= fraction <= 1, f'masking.encoder_mask_fraction {fraction}: outside 0..1')
-    _require(0 < rate < 1, f'masking.mlm_probability {rate}: outside 0..1')
+    _require(model.vocab_size > 5, f'model.vocab_size {model.vocab_size}: must exceed the 5 special tokens')
+    _require(fraction <= 1, f'masking.encoder_mask_fraction {fraction}: outside 0..1')
     _require(round(rate * length) > 0, f'masking.mlm_probability {rate} masks nothing in a row of {length} tokens')
     _require(
         model.decoder is not None or fraction == 1,
         f'model.decoder is null, so masking.encoder_mask_fraction must be 1, not {fraction}: without a decoder the '
         'encoder has to see every [MASK] (yamls/roberta.yaml sets both)',
     )
-
-
-def _check_training(training: TrainingConfig, optimizer: OptimizerConfig) -> None:
-    may_be_zero = ('weight_decay', 'clip_norm', 'warmup_samples')
-    for name, section in (('training', training), ('optimizer', optimizer)):
-        for key, value in vars(section).items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and key != 'checkpoints_to_keep':
-                _require(value > 0 or (value == 0 and key in may_be_zero), f'{name}.{key} {value}: must be positive')
-    keep, warmup, samples = training.checkpoints_to_keep, optimizer.warmup_samples, training.max_samples
-    _require(keep == -1 or keep > 0, f'training.checkpoints_to_keep {keep}: must be -1 (all) or at least 1')
-    _require(warmup < samples, f'optimizer.warmup_samples {warmup} is not below training.max_samples {samples}')

@@ -9,6 +9,7 @@ from maelm_composer.data import storage
 from maelm_composer.errors import InputError
 
 FILE_NAME = 'manifest.json'
+ID_COUNTS = 'id_counts.json'
 
 
 @dataclass
@@ -52,6 +53,15 @@ def load_manifest(remote: str) -> Manifest:
         return Manifest(splits=splits, **fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f'{storage.join(remote, FILE_NAME)} is not a manifest of this version: {error}') from None
+
+
+def load_id_counts(remote: str) -> list[int]:
+    """How often each id occurs in the training rows, special tokens counted as 0: (V,)."""
+    content = storage.read_file(storage.join(remote, ID_COUNTS))
+    if content is None:
+        raise InputError(f'{storage.join(remote, ID_COUNTS)} is missing: run `maelm shards` again')
+    counts: list[int] = json.loads(content)
+    return counts
 
 
 def save_manifest(remote: str, manifest: Manifest) -> None:

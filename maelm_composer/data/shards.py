@@ -6,10 +6,8 @@ one is done again. ``remote``/manifest.json is written after every record, so sh
 
 import hashlib
 import json
-import math
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from tqdm import tqdm
 from maelm_composer.config import CorpusConfig, to_plain
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, iterate_documents
-from maelm_composer.data.manifest import FILE_NAME, Manifest, SplitStatistics, load_manifest, save_manifest
+from maelm_composer.data.manifest import FILE_NAME, ID_COUNTS, Manifest, SplitStatistics, load_manifest, save_manifest
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer
@@ -29,7 +27,7 @@ from maelm_composer.errors import InputError
 SPLITS = ('train', 'validation')
 HASH = 'sha1'
 MAX_TASK_CHARACTERS = 1 << 26  # a task also ends here: whole books as documents must not fill the memory
-FORMAT_VERSION = 1  # of what a task makes; raised when the same recipe would give other shards
+FORMAT_VERSION = 2  # of what a task makes; raised when the same recipe would give other shards
 
 
 def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[Manifest, bool]:
@@ -62,12 +60,14 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
         shards = [shard for record in records for shard in record[split]['shards']]
         index = json.dumps({'version': 2, 'shards': shards}, sort_keys=True)
         storage.write_file(storage.join(config.remote, split, 'index.json'), index.encode())
+    counts = _sum_id_counts(records, 'train').tolist()
+    storage.write_file(storage.join(config.remote, ID_COUNTS), json.dumps(counts).encode())
     manifest = Manifest(
         vocab_size=config.tokenizer.vocab_size,
         max_seq_len=config.max_seq_len,
         special_ids=dict(zip(SPECIAL_TOKENS, (0, 1, 2, 3, config.tokenizer.vocab_size - 1), strict=True)),
         splits={split: _sum_statistics(records, split, config.max_seq_len) for split in SPLITS},
-        unigram_entropy=_measure_entropy(records),
+        unigram_entropy=_measure_entropy(_sum_id_counts(records, 'validation')),
         tokenizer_hash=tokenizer_hash,
         content_hash=_hash_content(records),
         recipe_hash=recipe_hash,
@@ -103,8 +103,7 @@ def convert_documents(
     """Write the shards of one task below the local ``folder``.
 
     Returns:
-        Its record: for each split the statistics, the index entries of its shards and, for validation, the count of
-        every id.
+        Its record: for each split the statistics, the count of every id and the index entries of its shards.
     """
     from streaming import MDSWriter
     from tokenizers import Tokenizer
@@ -140,11 +139,9 @@ def convert_documents(
             'rows': len(rows),
             'tokens': int((rows != PAD_ID).sum()),
             'dropped_tokens': dropped,
+            'id_counts': np.bincount(rows.ravel(), minlength=config.tokenizer.vocab_size).tolist(),
             'shards': shards,
         }
-        if split == 'validation':
-            ids, occurrences = np.unique(rows, return_counts=True)
-            record[split]['id_counts'] = dict(zip(map(str, ids), occurrences.tolist(), strict=True))
     return record
 
 
@@ -262,11 +259,14 @@ def _sum_statistics(records: list[dict], split: str, max_seq_len: int) -> SplitS
     return SplitStatistics(fill_rate=round(total['tokens'] / (total['rows'] * max_seq_len), 5), **total)
 
 
-def _measure_entropy(records: list[dict]) -> float:
-    """Entropy (nats) of the validation ids that are not special: the loss of guessing by frequency alone."""
-    counts: Counter[str] = Counter()
-    for record in records:
-        counts.update(record['validation']['id_counts'])
-    text = [count for token, count in counts.items() if int(token) not in (CLS_ID, PAD_ID, SEP_ID)]
-    total = sum(text)
-    return round(-sum(count / total * math.log(count / total) for count in text), 6)
+def _sum_id_counts(records: list[dict], split: str) -> np.ndarray:
+    """(V,) occurrences of every id in the rows of ``split``; special tokens as 0."""
+    counts = np.sum([record[split]['id_counts'] for record in records], axis=0)
+    counts[[CLS_ID, PAD_ID, SEP_ID]] = 0
+    return counts
+
+
+def _measure_entropy(counts: np.ndarray) -> float:
+    """Entropy (nats) of (V,) counts: the loss of guessing by frequency alone."""
+    shares = counts[counts > 0] / counts.sum()
+    return round(float(-(shares * np.log(shares)).sum()), 6)

@@ -1,5 +1,7 @@
 """The masked-language-model head: Dense -> GELU -> LN -> the encoder's own token table + bias (Eq. 1)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,6 +20,16 @@ class MaskedLMHead(nn.Module):
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.output_projection = nn.Linear(size, config.hidden_size, bias=False) if size != config.hidden_size else None
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    @torch.no_grad()
+    def set_unigram_bias(self, id_counts: Sequence[int]) -> None:
+        """Start from log((count + 1) / (total + V)): guessing by frequency is known, and only context is left to learn.
+
+        Otherwise every layer is first pushed towards one constant output, that guess, which drowns what tells tokens
+        apart; a small model stays there for millions of tokens (docs/deviations.md).
+        """
+        counts = torch.tensor(id_counts, dtype=torch.float64) + 1
+        self.bias.copy_((counts / counts.sum()).log())
 
     def forward(self, hidden: Tensor, token_table: Tensor) -> Tensor:
         """(B, M, D_dec) at the positions to predict and the (V, D) token table -> (B, M, V) logits."""

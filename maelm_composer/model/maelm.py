@@ -3,13 +3,14 @@
 (Meng et al., arXiv:2302.02060, preprint, Sec. 2.1 and 3). Plain MLM, the RoBERTa baseline, is ``decoder: null``.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maelm_composer.config import ModelConfig
+from maelm_composer.config import HeadBiasInit, ModelConfig
 from maelm_composer.model.decoder import Decoder, take_padded
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.head import MaskedLMHead
@@ -47,12 +48,13 @@ class MaskedLanguageModel(nn.Module):
         return MaskedLMOutput(loss, logits, labels)
 
 
-def build_model(config: ModelConfig, seed: int) -> MaskedLanguageModel:
+def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None = None) -> MaskedLanguageModel:
     """A freshly initialised model: N(0, initializer_range) everywhere, biases 0, LayerNorm 1 and 0 (authors' code).
 
     Args:
         seed: of the initial weights. The encoder is drawn first, so that MAE-LM and its baseline start from the same
             encoder; torch's global generator is left as it was.
+        id_counts: (V,) occurrences of every id in the training text, for ``head_bias_init: unigram``.
     """
     with torch.random.fork_rng(devices=[]):
         model = MaskedLanguageModel(config)
@@ -65,4 +67,8 @@ def build_model(config: ModelConfig, seed: int) -> MaskedLanguageModel:
                         nn.init.zeros_(module.bias)
                 case RelativePositionBias():
                     module.reset_parameters(config.relative_position_init, config.initializer_range)
+        if config.head_bias_init is HeadBiasInit.unigram:
+            if id_counts is None:
+                raise ValueError('model.head_bias_init unigram needs the id_counts of the training text')
+            model.head.set_unigram_bias(id_counts)
     return model

@@ -1,7 +1,6 @@
 """AdamW and its schedule (Meng et al., arXiv:2302.02060, preprint, Table 4)."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from torch import nn
 from torch.optim import AdamW
@@ -10,20 +9,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from maelm_composer.config import OptimizerConfig, TrainingConfig
 
 
-def build_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> AdamW:
+def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
     """torch's AdamW: the decay is decoupled from the gradient and scaled by the learning rate.
 
     # PAPER-SILENT: which parameters decay. All, biases and LayerNorms too, as in the authors' code.
     """
-    named = list(named_parameters)
-    groups: list[dict[str, Any]] = [{'params': [p for _, p in named]}]
-    if config.relative_position_lr_multiplier != 1:
-        tables = [p for name, p in named if 'relative_position' in name]
-        others = [p for name, p in named if 'relative_position' not in name]
-        lr = config.learning_rate * config.relative_position_lr_multiplier
-        groups = [{'params': others}, *([{'params': tables, 'lr': lr}] if tables else [])]
     return AdamW(
-        groups,
+        parameters,
         lr=config.learning_rate,
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_eps,

@@ -14,8 +14,8 @@ from composer.utils import dist
 from rich.console import Console
 from rich.table import Table
 
-from maelm_composer.config import Logger, PretrainingConfig, Sharding
-from maelm_composer.data.manifest import Manifest, load_manifest
+from maelm_composer.config import HeadBiasInit, Logger, PretrainingConfig, Sharding
+from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator, build_collator
 from maelm_composer.masking.draw import count_masked
@@ -68,7 +68,8 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     if dist.get_world_size() > 1 or is_sharded:
         dist.initialize_dist(timeout=DIST_TIMEOUT_SECONDS)
 
-    model = build_model(config.model, config.seed)
+    counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
+    model = build_model(config.model, config.seed, counts)
     checkpoint = find_checkpoint(folder, model, is_sharded)
     if checkpoint is not None and checkpoint.samples >= config.training.max_samples:
         say(f'{config.run_name} is complete: {checkpoint.samples:,} samples, in {config.save_folder}')
@@ -82,7 +83,7 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     if config.training.compile:
         model.compile()
     adapter = PretrainingModel(model, config.training.precision)
-    optimizer = build_optimizer(adapter.named_parameters(), config.optimizer)
+    optimizer = build_optimizer(adapter.parameters(), config.optimizer)
     clipping = GradientClipping(config.optimizer.clip_norm)
     clock = TrainingClock(plan.tokens_per_batch, checkpoint.training_seconds if checkpoint else 0.0)
     log = MetricsLog(folder, clock, clipping)

@@ -14,28 +14,15 @@ MODEL = ModelConfig(
 
 def test_every_parameter_decays_in_one_group():
     model = build_model(MODEL, seed=0)
-    optimizer = build_optimizer(model.named_parameters(), OptimizerConfig(weight_decay=0.01))
+    optimizer = build_optimizer(model.parameters(), OptimizerConfig(weight_decay=0.01))
     (group,) = optimizer.param_groups
     assert group['weight_decay'] == 0.01
     assert sum(p.numel() for p in group['params']) == sum(p.numel() for p in model.parameters())
 
 
-def test_the_relative_position_table_has_its_own_rate():
-    model = build_model(MODEL, seed=0)
-    config = OptimizerConfig(learning_rate=1e-3, relative_position_lr_multiplier=3.0)
-    others, tables = build_optimizer(model.named_parameters(), config).param_groups
-    named = dict(model.named_parameters())
-    wanted = {id(p) for name, p in named.items() if 'relative_position' in name}
-    assert wanted
-    assert {id(p) for p in tables['params']} == wanted
-    assert len(others['params']) + len(tables['params']) == len(named)
-    assert (others['lr'], tables['lr']) == (1e-3, pytest.approx(3e-3))
-    assert tables['weight_decay'] == others['weight_decay'] == 0.01
-
-
 def test_a_step_is_adamw_with_the_decay_scaled_by_the_learning_rate():
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = build_optimizer([('p', parameter)], OptimizerConfig(learning_rate=0.1, weight_decay=0.5, adam_eps=1e-6))
+    optimizer = build_optimizer([parameter], OptimizerConfig(learning_rate=0.1, weight_decay=0.5, adam_eps=1e-6))
     parameter.grad = torch.tensor([1.0, 1.0])
     optimizer.step()
     # Adam's first step is lr * sign(gradient); the decay takes lr * weight_decay of the weight.
@@ -44,7 +31,7 @@ def test_a_step_is_adamw_with_the_decay_scaled_by_the_learning_rate():
 
 @pytest.mark.parametrize('warmup, last', [(0, 10), (4, 10), (10, 10)])
 def test_the_schedule_is_that_of_transformers_at_every_step(warmup, last):
-    parameters = [('p', torch.nn.Parameter(torch.ones(1)))]
+    parameters = [torch.nn.Parameter(torch.ones(1))]
     training = TrainingConfig(global_train_batch_size=32, max_samples=32 * last)
     config = OptimizerConfig(learning_rate=3e-4, warmup_samples=32 * warmup)
     ours = build_optimizer(parameters, config)
