@@ -115,8 +115,8 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
         seed=config.seed,
         precision='fp32',  # autocast is the adapter's
         device_train_microbatch_size=plan.microbatch_size,
-        # Rows are masked equally often, so a mean over rows is a mean over tokens, unless the count is random.
-        accumulate_train_batch_on_tokens=config.masking.rounds_at_random,
+        # Otherwise every row has as many predicted tokens, so a mean over rows is a mean over tokens.
+        accumulate_train_batch_on_tokens=config.masking.rounds_at_random or collator.predicts_every_token,
         parallelism_config=build_parallelism(config.training.sharding),
         spin_dataloaders=False,
         dist_timeout=DIST_TIMEOUT_SECONDS,
