@@ -307,7 +307,7 @@ def _check(config: Any) -> None:
                 _check_stack('model.decoder', config.model.decoder, config.model)
             _check_masking(config.masking, config.model)
             warmup, samples = config.optimizer.warmup_samples, config.training.max_samples
-            _require(warmup < samples, f'optimizer.warmup_samples {warmup} is not below training.max_samples {samples}')
+            _require(warmup <= samples, f'optimizer.warmup_samples {warmup} exceeds training.max_samples {samples}')
 
 
 def _check_ranges(section: Any, prefix: str) -> None:
@@ -319,7 +319,8 @@ def _check_ranges(section: Any, prefix: str) -> None:
             if key == 'checkpoints_to_keep':
                 _require(value == -1 or value > 0, f'{name}: must be -1 (all) or at least 1')
                 continue
-            _require(math.isfinite(value) and value < 2**63, f'{name}: must be a finite number')
+            _require(math.isfinite(value), f'{name}: must be a finite number')
+            _require(isinstance(value, float) or value < 2**63, f'{name}: must be below 2^63')
             _require(value >= 0 or key not in _MAY_BE_ZERO, f'{name}: must not be negative')
             _require(value > 0 or key in _MAY_BE_ZERO, f'{name}: must be positive')
             _require(value < 1 or key not in _BELOW_ONE, f'{name}: must be below 1')

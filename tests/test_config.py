@@ -208,8 +208,8 @@ ABSENT_DECODER = 'model.decoder is null, so masking.encoder_mask_fraction must b
         ('optimizer.clip_norm=-2', 'optimizer.clip_norm -2.0: must not be negative'),
         ('optimizer.warmup_samples=-1', 'optimizer.warmup_samples -1: must not be negative'),
         (
-            'training.max_samples=64 optimizer.warmup_samples=64',
-            'warmup_samples 64 is not below training.max_samples 64',
+            'training.max_samples=64 optimizer.warmup_samples=65',
+            'warmup_samples 65 exceeds training.max_samples 64',
         ),
         ('training.checkpoints_to_keep=0', 'training.checkpoints_to_keep 0: must be -1 (all) or at least 1'),
         ('training.checkpoints_to_keep=-7', 'training.checkpoints_to_keep -7: must be -1 (all) or at least 1'),

@@ -16,7 +16,7 @@ from streaming import StreamingDataset
 
 from maelm_composer.config import CorpusConfig, to_yaml
 from maelm_composer.data import storage
-from maelm_composer.data.manifest import load_manifest
+from maelm_composer.data.manifest import load_id_counts, load_manifest
 from maelm_composer.data.shards import build_shards, convert_documents, is_validation, split_tasks
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer
 from maelm_composer.errors import InputError
@@ -56,6 +56,8 @@ def test_the_manifest_is_true(shards, tmp_path):
     shares /= shares.sum()
     assert manifest.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-5)
     assert 0 < manifest.unigram_entropy < math.log(320)
+    in_training = Counter(rows['train'].flatten().tolist())
+    assert load_id_counts(shards.remote) == [in_training[i] if i > 2 else 0 for i in range(320)]
     assert (manifest.vocab_size, manifest.max_seq_len) == (320, 32)
     assert manifest.special_ids == {'[CLS]': 0, '[PAD]': 1, '[SEP]': 2, '[UNK]': 3, '[MASK]': 319}
     assert manifest.tokenizer_hash == load_tokenizer(shards)[1]

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
-from maelm_composer.config import DecoderAttention, ModelConfig, RelativePositionInit
+from maelm_composer.config import DecoderAttention, HeadBiasInit, ModelConfig, RelativePositionInit
 from maelm_composer.model.cost import count_forward_flops, count_parameters
 from maelm_composer.model.decoder import take_padded
 from maelm_composer.model.maelm import build_model
@@ -98,6 +98,21 @@ def test_initial_weights(config):
                 assert (module.bias == 0).all(), name
     assert seen == {'Linear', 'Embedding', 'RelativePositionBias'}
     assert (model.head.bias == 0).all()
+
+
+def test_a_unigram_head_bias_starts_at_the_frequencies_and_changes_nothing_else(config, make_batch):
+    counts = list(range(60))
+    settings = config(head_bias_init=HeadBiasInit.unigram, initializer_range=1e-4)
+    model = build_model(settings, seed=0, id_counts=counts)
+    shares = (torch.tensor(counts) + 1.0) / (sum(counts) + 60)
+    with torch.no_grad():
+        guess = model(make_batch(settings)).logits.softmax(-1)
+    assert_close(guess, shares.expand_as(guess), rtol=0.01, atol=0)
+    plain = build_model(config(initializer_range=1e-4), seed=0).state_dict()
+    changed = [name for name, weight in model.state_dict().items() if not torch.equal(weight, plain[name])]
+    assert changed == ['head.bias']
+    with pytest.raises(ValueError, match='needs the id_counts'):
+        build_model(settings, seed=0)
 
 
 def test_mae_lm_and_its_baseline_start_from_one_encoder(variant, config):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from maelm_composer.cli import runs as compare_runs
 from maelm_composer.config import PretrainingConfig, load_config
 from maelm_composer.errors import InputError
 from maelm_composer.training.callbacks import parse_metrics
@@ -41,6 +42,10 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert 'validation loss' in out
     assert pretrain(config) == record  # complete: nothing is done twice
     assert 'is complete' in capsys.readouterr().out
+    compare_runs([str(folder)])
+    assert f'{record["eval_loss"]:.4f}' in capsys.readouterr().out
+    with pytest.raises(InputError, match=r'nowhere holds no run'):
+        compare_runs(['nowhere'])
 
 
 def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after):
