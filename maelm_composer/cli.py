@@ -75,12 +75,10 @@ def runs(
     folders: Annotated[list[str], typer.Argument(metavar='FOLDER...', help='Save folders, local or s3://.')],
 ) -> None:
     """Compare pretraining runs: validation loss, steps, speed, and where their logs are."""
-    from rich.console import Console
-    from rich.table import Table
-
     from maelm_composer.data.storage import join, read_file
 
-    table = Table('run', 'status', 'validation loss', 'accuracy', 'steps', 'tokens/s', 'training', 'log', box=None)
+    layout = '{:24} {:9} {:>15} {:>9} {:>8} {:>9} {:>9}  {}'.format
+    print(layout('run', 'status', 'validation loss', 'accuracy', 'steps', 'tokens/s', 'training', 'log'))
     for folder in folders:
         content = read_file(join(folder, 'record.json'))
         if content is None:
@@ -95,8 +93,7 @@ def runs(
                 f'{record["tokens_per_second"]:,.0f}',
                 f'{record["training_seconds"]:,.0f} s',
             ]
-        table.add_row(record['run_name'], record['status'], *numbers, join(folder, 'metrics.csv'))
-    Console(soft_wrap=True, highlight=False).print(table)
+        print(layout(record['run_name'], record['status'], *numbers, join(folder, 'metrics.csv')))
 
 
 @app.command()

@@ -3,10 +3,12 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from composer import DataSpec, Evaluator
+from composer.core import Event, State
 from composer.utils import dist
 from streaming import StreamingDataLoader
 from torch.utils.data import DataLoader, Subset
@@ -48,8 +50,22 @@ def build_evaluator(config: PretrainingConfig, manifest: Manifest, collator: Mas
     return Evaluator(
         label='eval',
         dataloader=DataSpec(loader, get_num_tokens_in_batch=count_predicted),
-        eval_interval=f'{config.training.eval_interval_samples}sp',
+        eval_interval=_is_due(config.training.eval_interval_samples),
     )
+
+
+def _is_due(interval_samples: int) -> Callable[[State, Event], bool]:
+    """At the first batch at or after each interval, and at the last one, while its row of the log is still open."""
+
+    def is_due(state: State, event: Event) -> bool:
+        if event is not Event.BATCH_END:
+            return False
+        samples = state.timestamp.sample.value
+        before = state.previous_timestamp.sample.value  # type: ignore[union-attr]
+        is_last = samples >= state.max_duration.value  # type: ignore[union-attr]
+        return is_last or samples // interval_samples > before // interval_samples
+
+    return is_due
 
 
 def _loader_settings(config: PretrainingConfig, collator: MaskingCollator) -> dict[str, Any]:

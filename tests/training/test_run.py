@@ -19,7 +19,7 @@ from maelm_composer.training.run import pretrain
 
 
 def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
-    config = recipe('training.checkpoints_to_keep=2')
+    config = recipe('training.checkpoints_to_keep=2', 'training.eval_interval_samples=160')
     record = pretrain(config)
     folder = Path(config.save_folder)
     assert sorted(p.name for p in folder.glob('samples-*')) == ['samples-000000000256', 'samples-000000000384']
@@ -31,8 +31,8 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     rows = parse_metrics((folder / 'metrics.csv').read_text())
     assert [int(row['samples']) for row in rows] == list(range(16, 385, 16))
     evaluated = {int(row['samples']): row for row in rows if row['eval_loss']}
-    assert sorted(evaluated) == [96, 192, 288, 384]
-    assert float(evaluated[384]['eval_loss']) == record['eval_loss'] < float(evaluated[96]['eval_loss'])
+    assert sorted(evaluated) == [160, 320, 384]  # the last batch, too, whatever the interval
+    assert float(evaluated[384]['eval_loss']) == record['eval_loss'] < float(evaluated[160]['eval_loss'])
     assert float(rows[3]['learning_rate']) == pytest.approx(2e-3 * 48 / 64)
     assert 0 < float(rows[-1]['training_seconds']) == pytest.approx(record['training_seconds'], abs=1e-3)
 
