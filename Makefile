@@ -1,4 +1,4 @@
-# Every target sets up what it needs. PYTHON names the interpreter (3.10 to 3.12), VENV the environment's folder.
+# Every target sets up what it needs. PYTHON names the interpreter (tested: 3.11), VENV the environment's folder.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -53,10 +53,9 @@ class Checkpoints(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         samples = state.timestamp.sample.value
-        before = state.previous_timestamp.sample.value  # type: ignore[union-attr]
         is_last = samples >= state.max_duration.value  # type: ignore[union-attr]
         stop = self._agree_on_signal(state)
-        if is_last or stop or samples // self.interval_samples > before // self.interval_samples:
+        if stop or is_due(state, self.interval_samples):
             self._save(state)
         if stop and not is_last:
             if dist.get_global_rank() == 0:
@@ -144,6 +143,13 @@ def follow_launcher() -> None:
     """Composer's launcher dies of a SIGTERM without telling its ranks: have the kernel pass it on to this one."""
     if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def is_due(state: State, interval_samples: int) -> bool:
+    """Whether this is the first batch at or after an interval, or the last one of the run."""
+    samples, before = state.timestamp.sample.value, state.previous_timestamp.sample.value  # type: ignore[union-attr]
+    is_last = samples >= state.max_duration.value  # type: ignore[union-attr]
+    return is_last or samples // interval_samples > before // interval_samples
 
 
 def drop_callbacks(checkpoint: dict[str, Any]) -> None:

@@ -3,12 +3,11 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from composer import DataSpec, Evaluator
-from composer.core import Event, State
+from composer.core import Event
 from composer.utils import dist
 from streaming import StreamingDataLoader
 from torch.utils.data import DataLoader, Subset
@@ -19,7 +18,7 @@ from maelm_composer.data.manifest import Manifest
 from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator
 from maelm_composer.training.adapter import count_predicted
-from maelm_composer.training.checkpoints import STOP_SIGNALS
+from maelm_composer.training.checkpoints import STOP_SIGNALS, is_due
 from maelm_composer.training.plan import Plan
 
 
@@ -40,7 +39,7 @@ def build_evaluator(config: PretrainingConfig, manifest: Manifest, collator: Mas
     rows -= rows % plan.world_size  # a row that only some ranks have would be counted twice
     if rows == 0:
         raise InputError(f'{config.data.remote} holds no validation rows for {plan.world_size} ranks')
-    subset = Subset(dataset, range(rows))
+    subset, interval = Subset(dataset, range(rows)), config.training.eval_interval_samples
     loader = DataLoader(
         subset,
         batch_size=plan.microbatch_size,
@@ -50,22 +49,9 @@ def build_evaluator(config: PretrainingConfig, manifest: Manifest, collator: Mas
     return Evaluator(
         label='eval',
         dataloader=DataSpec(loader, get_num_tokens_in_batch=count_predicted),
-        eval_interval=_is_due(config.training.eval_interval_samples),
+        # At the last batch too, while its row of the log is still open.
+        eval_interval=lambda state, event: event is Event.BATCH_END and is_due(state, interval),
     )
-
-
-def _is_due(interval_samples: int) -> Callable[[State, Event], bool]:
-    """At the first batch at or after each interval, and at the last one, while its row of the log is still open."""
-
-    def is_due(state: State, event: Event) -> bool:
-        if event is not Event.BATCH_END:
-            return False
-        samples = state.timestamp.sample.value
-        before = state.previous_timestamp.sample.value  # type: ignore[union-attr]
-        is_last = samples >= state.max_duration.value  # type: ignore[union-attr]
-        return is_last or samples // interval_samples > before // interval_samples
-
-    return is_due
 
 
 def _loader_settings(config: PretrainingConfig, collator: MaskingCollator) -> dict[str, Any]:
