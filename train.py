@@ -2,8 +2,9 @@
 
 import sys
 
-from maelm_composer.config import PretrainingConfig, load_config
+from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError, one_line_errors
+from maelm_composer.recipe import load_config
 
 
 def main(arguments: list[str]) -> None:

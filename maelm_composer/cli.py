@@ -15,8 +15,9 @@ from typing import Annotated
 
 import typer
 
-from maelm_composer.config import CorpusConfig, load_config
+from maelm_composer.config import CorpusConfig
 from maelm_composer.errors import InputError, one_line_errors
+from maelm_composer.recipe import load_config
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 

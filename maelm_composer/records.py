@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maelm_composer import __version__
-from maelm_composer.config import hash_config
+from maelm_composer.recipe import hash_config
 
 PACKAGES = ('torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'numpy')
 

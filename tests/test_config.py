@@ -6,19 +6,9 @@ import re
 import pytest
 import yaml
 
-from maelm_composer.config import (
-    CorpusConfig,
-    DecoderAttention,
-    DecoderConfig,
-    Logger,
-    PretrainingConfig,
-    SourceKind,
-    hash_config,
-    load_config,
-    to_plain,
-    to_yaml,
-)
+from maelm_composer.config import CorpusConfig, DecoderAttention, DecoderConfig, Logger, PretrainingConfig, SourceKind
 from maelm_composer.errors import InputError
+from maelm_composer.recipe import hash_config, load_config, to_plain, to_yaml
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from maelm_composer.config import CorpusConfig, DecoderAttention, PretrainingConfig, load_config, to_plain
+from maelm_composer.config import CorpusConfig, DecoderAttention, PretrainingConfig
 from maelm_composer.masking.collate import build_collator
+from maelm_composer.recipe import load_config, to_plain
 
 ROOT = Path(__file__).parent.parent
 YAMLS = ROOT / 'yamls'

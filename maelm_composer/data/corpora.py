@@ -17,8 +17,9 @@ from typing import IO, Any
 
 import zstandard
 
-from maelm_composer.config import SourceConfig, SourceKind, to_plain
+from maelm_composer.config import SourceConfig, SourceKind
 from maelm_composer.errors import InputError
+from maelm_composer.recipe import to_plain
 
 SKIPPED_FOLDERS = {'test', 'tests', 'testing', '__pycache__', 'site-packages', 'lib2to3', '_vendor', 'vendor'}
 MIN_DOCSTRING_CHARACTERS = 200

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from maelm_composer.config import CorpusConfig, to_plain
+from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, iterate_documents
 from maelm_composer.data.manifest import FILE_NAME, ID_COUNTS, Manifest, SplitStatistics, load_manifest, save_manifest
@@ -23,6 +23,7 @@ from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer
 from maelm_composer.errors import InputError
+from maelm_composer.recipe import to_plain
 
 SPLITS = ('train', 'validation')
 HASH = 'sha1'

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from maelm_composer.config import CorpusConfig, TokenizerConfig, to_plain
+from maelm_composer.config import CorpusConfig, TokenizerConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, iterate_documents
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
+from maelm_composer.recipe import to_plain
 
 *LEADING_SPECIALS, MASK = SPECIAL_TOKENS
 

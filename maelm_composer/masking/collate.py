@@ -24,13 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from maelm_composer.config import (
-    DecoderAttention,
-    EncoderMaskContent,
-    MaskingConfig,
-    PositionIds,
-    PretrainingConfig,
-)
+from maelm_composer.config import DecoderAttention, EncoderMaskContent, MaskingConfig, PositionIds, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.masking.draw import TOKEN_STREAM, count_masked, draw_bits, draw_masked_positions
 

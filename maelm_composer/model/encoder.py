@@ -1,5 +1,7 @@
 """The encoder: what is kept after pretraining (Sec. 3, "Excluding [MASK] from the Encoder")."""
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from maelm_composer.config import ModelConfig
@@ -55,14 +57,25 @@ class Encoder(nn.Module):
         Returns:
             (B, S, D), or (B, M, D) with ``query_index``
         """
-        hidden = self.token_embeddings(input_ids) + self.position_embeddings(position_ids)
-        hidden = self.dropout(self.embedding_norm(hidden))  # PAPER-SILENT: LN here, as the authors' code
-        bias = build_stack_bias(self.relative_position, position_ids, segment_ids)
+        hidden, bias = self._embed(input_ids, position_ids, segment_ids)
         for layer in self.layers[:-1]:
             hidden = layer(hidden, bias)
         if query_index is not None:
             bias = build_stack_bias(self.relative_position, position_ids, segment_ids, query_index)
         return self.layers[-1](hidden, bias, query_index=query_index)
+
+    def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
+        """(B, S) as in :meth:`forward` -> H^0, the embeddings' output, to H^L, each (B, S, D), one at a time."""
+        hidden, bias = self._embed(input_ids, position_ids, segment_ids)
+        yield hidden
+        for layer in self.layers:
+            hidden = layer(hidden, bias)
+            yield hidden
+
+    def _embed(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.token_embeddings(input_ids) + self.position_embeddings(position_ids)
+        hidden = self.dropout(self.embedding_norm(hidden))  # PAPER-SILENT: LN here, as the authors' code
+        return hidden, build_stack_bias(self.relative_position, position_ids, segment_ids)
 
 
 def build_stack_bias(

@@ -2,7 +2,7 @@
 
 ::
 
-    recipe.yaml  record.json  metrics.csv
+    recipe.yaml  record.json  metrics.csv  tokenizer/
     latest                      -> the newest whole checkpoint (a link; in an object store a text object)
     samples-000051200/          model.safetensors  progress.json  state.pt (or state/, one shard a rank)
 """

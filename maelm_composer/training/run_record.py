@@ -3,13 +3,16 @@
 import json
 from typing import Any
 
-from maelm_composer.config import SCIENCE_SECTIONS, PretrainingConfig, to_plain, to_yaml
+from maelm_composer.config import SCIENCE_SECTIONS, PretrainingConfig
+from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
+from maelm_composer.recipe import to_plain, to_yaml
 from maelm_composer.records import collect_provenance
 from maelm_composer.training.run_folder import RunFolder
 
 RECORD = 'record.json'
 RECIPE = 'recipe.yaml'
+TOKENIZER = 'tokenizer'
 
 
 def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def assert_same_run(folder: RunFolder, identity: dict[str, Any]) -> dict[str, An
 def begin_record(
     folder: RunFolder, config: PretrainingConfig, identity: dict[str, Any], numbers: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write the resolved recipe and the record of a run that has begun; returns the record."""
+    """Write the resolved recipe, the tokenizer and the record of a run that has begun; returns the record."""
     record = {
         'status': 'running',
         'run_name': config.run_name,
@@ -55,6 +58,10 @@ def begin_record(
         **numbers,
     }
     folder.write(RECIPE, to_yaml(config))
+    for name in list_names(join(config.data.remote, TOKENIZER)):  # whoever gets the checkpoint can read its ids
+        content = read_file(join(config.data.remote, TOKENIZER, name))
+        assert content is not None
+        folder.write(f'{TOKENIZER}/{name}', content.decode())
     write_record(folder, record)
     return record
 

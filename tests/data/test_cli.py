@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from maelm_composer import cli
-from maelm_composer.config import CorpusConfig, load_config, to_yaml
+from maelm_composer.config import CorpusConfig
+from maelm_composer.recipe import load_config, to_yaml
 
 YAMLS = Path(__file__).parents[2] / 'yamls' / 'data'
 

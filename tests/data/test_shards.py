@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from streaming import StreamingDataset
 
-from maelm_composer.config import CorpusConfig, to_yaml
+from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.manifest import load_id_counts, load_manifest
 from maelm_composer.data.shards import build_shards, convert_documents, is_validation, split_tasks
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer
 from maelm_composer.errors import InputError
+from maelm_composer.recipe import to_yaml
 
 from .conftest import write_documents
 

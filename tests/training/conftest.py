@@ -16,8 +16,9 @@ import yaml
 from safetensors.torch import load_file
 from streaming import MDSWriter
 
-from maelm_composer.config import PretrainingConfig, load_config
+from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
+from maelm_composer.recipe import load_config
 from maelm_composer.training.callbacks import TIMED_COLUMNS, parse_metrics
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from maelm_composer.cli import runs as compare_runs
-from maelm_composer.config import PretrainingConfig, load_config
+from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
+from maelm_composer.recipe import load_config
 from maelm_composer.training.callbacks import parse_metrics
 from maelm_composer.training.run import pretrain
 
