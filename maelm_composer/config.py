@@ -20,6 +20,7 @@ RelativePositionInit = Enum('RelativePositionInit', 'normal local')
 HeadBiasInit = Enum('HeadBiasInit', 'zeros unigram')
 DecoderAttention = Enum('DecoderAttention', 'bidirectional bidirectional_cross causal_cross cross')
 Precision = Enum('Precision', 'fp32 bf16')
+AttentionBackend = Enum('AttentionBackend', 'auto dense sdpa flex')
 Logger = Enum('Logger', 'tensorboard wandb mlflow')
 TaskSource = Enum('TaskSource', 'huggingface files demo')
 Implementation = Enum('Implementation', 'auto ours huggingface')
@@ -135,6 +136,7 @@ class TrainingConfig:
     device_train_microbatch_size: int | None = None  # rows per forward pass; null: all of a rank's share at once
     precision: Precision = Precision.bf16
     compile: bool = True
+    attention: AttentionBackend = AttentionBackend.auto  # the start screen and the record say what was chosen
     sharding: Sharding = Sharding.ddp
     eval_interval_samples: int = 20_480_000
     eval_rows: int = 8192

@@ -4,9 +4,28 @@
 head_dim^-0.5 and the relative bias added unscaled, as the authors' code does.
 """
 
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from maelm_composer.config import AttentionBackend
+
+BiasEntry = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, query and key indices
+
+
+class FlexBias(NamedTuple):
+    """The bias as FlexAttention's kernels compute it, tile by tile: nothing of size Q times K is ever stored."""
+
+    score_mod: Callable[..., Tensor] | None
+    block_mask: BlockMask
+
+
+Bias = Tensor | FlexBias  # (B, 1 or H, Q, K), -inf where a query must not look; or its functions
 
 
 def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative: Tensor | None) -> Tensor:
@@ -20,7 +39,20 @@ def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative:
     return torch.zeros_like(is_other, dtype=torch.float32).masked_fill(is_other, float('-inf'))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:
+def build_flex_bias(query_segments: Tensor, key_segments: Tensor, relative: BiasEntry | None) -> FlexBias:
+    """As :func:`build_attention_bias`; ``relative`` (b, h, q, k) gives one entry of the relative bias."""
+
+    def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return query_segments[b, q] == key_segments[b, k]
+
+    batch, queries, keys = *query_segments.shape, key_segments.shape[1]
+    block_mask = create_block_mask(is_visible, batch, None, queries, keys, device=str(query_segments.device))
+    if relative is None:
+        return FlexBias(None, block_mask)
+    return FlexBias(lambda score, b, h, q, k: score + relative(b, h, q, k), block_mask)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Bias, dropout: float, backend: AttentionBackend) -> Tensor:
     """Softmax(Q K^T / sqrt(d_h) + bias) V.
 
     Args:
@@ -29,19 +61,57 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: flo
         value: (B, H, K, Dh)
         bias: (B, 1 or H, Q, K), -inf where a query must not look
         dropout: of the attention probabilities, 0 outside training
+        backend: ``dense`` or ``sdpa``; a :class:`FlexBias` is for ``flex`` alone
 
     Returns:
         (B, H, Q, Dh)
     """
+    if isinstance(bias, FlexBias):
+        assert not dropout, 'FlexAttention has no dropout'
+        # Compiled even in an eager model, as it is slow otherwise; but on a CPU its compiled form has no backward.
+        is_eager = torch.compiler.is_compiling() or query.device.type == 'cpu'
+        kernel: Any = flex_attention if is_eager else _compile_flex()
+        return kernel(query, key, value, bias.score_mod, bias.block_mask)
     bias = bias.to(query.dtype)
-    if query.device.type != 'cpu':
+    if backend is AttentionBackend.sdpa:
         return functional.scaled_dot_product_attention(query, key, value, bias, dropout)
-    # On a CPU the two matrix products beat SDPA, whose bias is slow once it needs a gradient.
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2) + bias
     probabilities = scores.softmax(-1)
     if dropout:
         probabilities = functional.dropout(probabilities, dropout)
     return probabilities @ value
+
+
+@functools.cache
+def _compile_flex() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def choose_backend(
+    requested: AttentionBackend, device_type: str, dropout: float, is_plain_self_attention: bool
+) -> AttentionBackend:
+    """What a stack attends with; ``auto`` is the fastest that can carry it.
+
+    A CPU is fastest with two matrix products: the fused kernel is slow once its bias needs a gradient, and
+    FlexAttention has no compiled backward there. FlexAttention knows neither dropout nor two kinds of attention in a
+    layer, for which SDPA takes the dense bias.
+
+    Args:
+        is_plain_self_attention: bidirectional, without cross-attention.
+
+    Raises:
+        ValueError: ``flex`` was asked for where it cannot be.
+    """
+    can_flex = is_plain_self_attention and not dropout
+    if requested is AttentionBackend.flex and not can_flex:
+        raise ValueError(
+            'training.attention flex needs attention_probs_dropout_prob 0 and, in a decoder, attention bidirectional'
+        )
+    if requested is not AttentionBackend.auto:
+        return requested
+    if device_type == 'cpu':
+        return AttentionBackend.dense
+    return AttentionBackend.flex if can_flex else AttentionBackend.sdpa
 
 
 class Attention(nn.Module):
@@ -51,10 +121,11 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
+        self.backend = AttentionBackend.dense  # see select_backend
         self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size)  # one product where one sequence gives all three
         self.output = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, queries: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, memory: Tensor | None, bias: Bias) -> Tensor:
         """(B, Q, D) queries, (B, K, D) memory or None for self-attention, (B, ·, Q, K) bias -> (B, Q, D)."""
         if memory is None:
             query, key, value = self._split_heads(self.query_key_value(queries), 3)
@@ -63,10 +134,21 @@ class Attention(nn.Module):
             weight, offset = self.query_key_value.weight, self.query_key_value.bias
             (query,) = self._split_heads(functional.linear(queries, weight[:size], offset[:size]), 1)
             key, value = self._split_heads(functional.linear(memory, weight[size:], offset[size:]), 2)
-        attended = attend(query, key, value, bias, self.dropout if self.training else 0.0)
+        attended = attend(query, key, value, bias, self.dropout if self.training else 0.0, self.backend)
         return self.output(attended.transpose(1, 2).flatten(2))
 
     def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(B, T, parts·D) -> ``parts`` tensors (B, H, T, Dh)."""
         batch, length, _ = projected.shape
         return projected.view(batch, length, parts, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def select_backend(
+    layers: nn.Module, requested: AttentionBackend, device_type: str, is_plain_self_attention: bool
+) -> AttentionBackend:
+    """Set what every attention of a stack's ``layers`` computes with; see :func:`choose_backend`."""
+    attentions = [module for module in layers.modules() if isinstance(module, Attention)]
+    backend = choose_backend(requested, device_type, attentions[0].dropout, is_plain_self_attention)
+    for attention in attentions:
+        attention.backend = backend
+    return backend

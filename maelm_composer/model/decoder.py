@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from maelm_composer.config import DecoderAttention, ModelConfig
-from maelm_composer.model.attention import build_attention_bias
+from maelm_composer.config import AttentionBackend, DecoderAttention, ModelConfig
+from maelm_composer.model.attention import Bias, build_attention_bias, select_backend
 from maelm_composer.model.encoder import build_stack_bias
 from maelm_composer.model.layer import Layer, take_rows
 from maelm_composer.model.relative_position import RelativePositionBias
@@ -49,6 +49,7 @@ class Decoder(nn.Module):
             )
             for _ in range(decoder.num_hidden_layers)
         )
+        self.backend = AttentionBackend.dense
 
     def forward(self, encoded: Tensor, token_embeddings: nn.Embedding, batch: dict[str, Tensor]) -> Tensor:
         """(B, S, D) encoder output and the batch (see masking/collate.py) -> (B, M, D_dec) at ``masked_index``."""
@@ -80,20 +81,27 @@ class Decoder(nn.Module):
                 hidden = layer(hidden, None, memory=encoded, memory_bias=memory_bias)
             return hidden
 
-        bias = self._forbid_future(build_stack_bias(self.relative_position, positions, segments))
+        bias = self._forbid_future(build_stack_bias(self.relative_position, positions, segments, None, self.backend))
         memory = None if memory_bias is None else encoded
         for layer in self.layers[:-1]:
             hidden = layer(hidden, bias, memory=memory, memory_bias=memory_bias)
-        last_bias = build_stack_bias(self.relative_position, positions, segments, wanted)
+        last_bias = build_stack_bias(self.relative_position, positions, segments, wanted, self.backend)
         if memory_bias is not None:
             memory_bias = memory_bias.gather(2, wanted[:, None, :, None].expand(-1, -1, -1, memory_bias.shape[-1]))
         last_bias = self._forbid_future(last_bias, wanted)
         return self.layers[-1](hidden, last_bias, query_index=wanted, memory=memory, memory_bias=memory_bias)
 
-    def _forbid_future(self, bias: Tensor, query_index: Tensor | None = None) -> Tensor:
+    def select_attention(self, requested: AttentionBackend, device_type: str) -> AttentionBackend:
+        """Attend as ``attention.choose_backend`` says from now on; returns what it chose."""
+        is_plain = self.attention is DecoderAttention.bidirectional
+        self.backend = select_backend(self.layers, requested, device_type, is_plain)
+        return self.backend
+
+    def _forbid_future(self, bias: Bias, query_index: Tensor | None = None) -> Bias:
         """-inf above the diagonal of the (B, ·, T or M, T) bias of the autoregressive decoder."""
         if self.attention is not DecoderAttention.causal_cross:
             return bias
+        assert isinstance(bias, Tensor)
         keys = torch.arange(bias.shape[-1], device=bias.device)
         queries = keys[None] if query_index is None else query_index
         return bias.masked_fill(keys > queries[:, None, :, None], float('-inf'))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from maelm_composer.config import ModelConfig
-from maelm_composer.model.attention import build_attention_bias
+from maelm_composer.config import AttentionBackend, ModelConfig
+from maelm_composer.model.attention import Bias, build_attention_bias, build_flex_bias, select_backend
 from maelm_composer.model.layer import Layer, take_rows
 from maelm_composer.model.relative_position import RelativePositionBias
 
@@ -42,6 +42,7 @@ class Encoder(nn.Module):
             )
             for _ in range(config.num_hidden_layers)
         )
+        self.backend = AttentionBackend.dense
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, query_index: Tensor | None = None
@@ -61,7 +62,7 @@ class Encoder(nn.Module):
         for layer in self.layers[:-1]:
             hidden = layer(hidden, bias)
         if query_index is not None:
-            bias = build_stack_bias(self.relative_position, position_ids, segment_ids, query_index)
+            bias = build_stack_bias(self.relative_position, position_ids, segment_ids, query_index, self.backend)
         return self.layers[-1](hidden, bias, query_index=query_index)
 
     def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
@@ -72,10 +73,16 @@ class Encoder(nn.Module):
             hidden = layer(hidden, bias)
             yield hidden
 
-    def _embed(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def select_attention(self, requested: AttentionBackend, device_type: str) -> AttentionBackend:
+        """Attend as ``attention.choose_backend`` says from now on; returns what it chose."""
+        self.backend = select_backend(self.layers, requested, device_type, is_plain_self_attention=True)
+        return self.backend
+
+    def _embed(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> tuple[Tensor, Bias]:
         hidden = self.token_embeddings(input_ids) + self.position_embeddings(position_ids)
         hidden = self.dropout(self.embedding_norm(hidden))  # PAPER-SILENT: LN here, as the authors' code
-        return hidden, build_stack_bias(self.relative_position, position_ids, segment_ids)
+        bias = build_stack_bias(self.relative_position, position_ids, segment_ids, backend=self.backend)
+        return hidden, bias
 
 
 def build_stack_bias(
@@ -83,10 +90,14 @@ def build_stack_bias(
     position_ids: Tensor,
     segment_ids: Tensor,
     query_index: Tensor | None = None,
-) -> Tensor:
+    backend: AttentionBackend = AttentionBackend.dense,
+) -> Bias:
     """The (B, 1 or H, T or M, T) self-attention bias that all layers of a stack share."""
-    query_positions, query_segments = position_ids, segment_ids
+    positions, segments = position_ids, segment_ids
     if query_index is not None:
-        query_positions, query_segments = take_rows(position_ids, query_index), take_rows(segment_ids, query_index)
-    relative = None if relative_position is None else relative_position(query_positions, position_ids)
-    return build_attention_bias(query_segments, segment_ids, relative)
+        positions, segments = take_rows(position_ids, query_index), take_rows(segment_ids, query_index)
+    if backend is AttentionBackend.flex:
+        entry = None if relative_position is None else relative_position.entry(positions, position_ids)
+        return build_flex_bias(segments, segment_ids, entry)
+    relative = None if relative_position is None else relative_position(positions, position_ids)
+    return build_attention_bias(segments, segment_ids, relative)

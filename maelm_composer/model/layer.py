@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from maelm_composer.model.attention import Attention
+from maelm_composer.model.attention import Attention, Bias
 
 
 class Layer(nn.Module):
@@ -42,7 +42,7 @@ class Layer(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        bias: Tensor | None,
+        bias: Bias | None,
         *,
         query_index: Tensor | None = None,
         memory: Tensor | None = None,

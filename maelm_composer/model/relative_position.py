@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from maelm_composer.config import RelativePositionFunction, RelativePositionInit
+from maelm_composer.model.attention import BiasEntry
 
 
 def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function: RelativePositionFunction) -> Tensor:
@@ -57,7 +58,7 @@ class RelativePositionBias(nn.Module):
     def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """(B, Q) and (B, K) positions, gaps allowed -> (B, H, Q, K) bias."""
         batch, num_queries = query_positions.shape
-        by_distance = self.weight[self.bucket_of_distance].t()  # (H, 2N - 1)
+        by_distance = self._by_distance()
         distance = key_positions[:, None, :] - query_positions[:, :, None] + (self.max_seq_len - 1)
         # A gather along the last, contiguous axis: its backward adds into 2N - 1 numbers a head instead of walking
         # B·Q·K rows of the table, which is 15 times slower on a CPU.
@@ -65,6 +66,15 @@ class RelativePositionBias(nn.Module):
         index = distance.reshape(batch, 1, -1).expand(-1, heads, -1)
         bias = by_distance.expand(batch, -1, -1).gather(2, index)
         return bias.view(batch, heads, num_queries, -1)
+
+    def entry(self, query_positions: Tensor, key_positions: Tensor) -> BiasEntry:
+        """As :meth:`forward`, as a function of (b, h, q, k) for kernels that compute the bias where they need it."""
+        by_distance, shift = self._by_distance(), self.max_seq_len - 1
+        return lambda b, h, q, k: by_distance[h, key_positions[b, k] - query_positions[b, q] + shift]
+
+    def _by_distance(self) -> Tensor:
+        """(H, 2N - 1)"""
+        return self.weight[self.bucket_of_distance].t()
 
     @torch.no_grad()
     def reset_parameters(self, init: RelativePositionInit, std: float) -> None:

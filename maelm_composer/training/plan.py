@@ -58,7 +58,7 @@ class Plan:
                 f'training.global_train_batch_size of {self.global_batch_size}'
             )
 
-    def describe(self, data: str, device: str) -> list[tuple[str, str]]:
+    def describe(self, data: str, device: str, attention: dict[str, str]) -> list[tuple[str, str]]:
         """Lines of the start screen."""
         training, optimizer = self.config.training, self.config.optimizer
         samples = self.batches * self.global_batch_size
@@ -93,5 +93,6 @@ class Plan:
                 f'{device}, {training.precision.name}, {training.sharding.value}, '
                 f'{"compiled" if training.compile else "eager"}',
             ),
+            ('attention', ', '.join(f'{stack} {backend}' for stack, backend in attention.items())),
             ('saved in', self.config.save_folder),
         ]

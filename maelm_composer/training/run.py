@@ -20,7 +20,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator, build_collator
 from maelm_composer.masking.draw import count_masked
 from maelm_composer.model.cost import count_forward_flops, count_parameters
-from maelm_composer.model.maelm import build_model
+from maelm_composer.model.maelm import MaskedLanguageModel, build_model
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
     BatchSeed,
@@ -70,18 +70,19 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
 
     counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
     model = build_model(config.model, config.seed, counts)
+    attention = _select_attention(model, config)
     checkpoint = find_checkpoint(folder, model, is_sharded)
     if checkpoint is not None and checkpoint.samples >= config.training.max_samples:
         say(f'{config.run_name} is complete: {checkpoint.samples:,} samples, in {config.save_folder}')
         return record
-    say(_start_screen(config, plan, manifest))
+    say(_start_screen(config, plan, manifest, attention))
     if checkpoint is not None:
         say(f'going on from {checkpoint.samples:,} samples')
     if is_first:
-        record = begin_record(folder, config, identity, {'world_size': dist.get_world_size()})
+        record = begin_record(folder, config, identity, {'world_size': dist.get_world_size(), 'attention': attention})
 
     if config.training.compile:
-        model.compile()
+        model.compile(fullgraph=True, dynamic=False)  # shapes never change; validation is a second graph
     adapter = PretrainingModel(model, config.training.precision)
     optimizer = build_optimizer(adapter.parameters(), config.optimizer)
     clipping = GradientClipping(config.optimizer.clip_norm)
@@ -169,6 +170,20 @@ def _build_plan(config: PretrainingConfig, manifest: Manifest, collator: Masking
     return plan
 
 
+def _select_attention(model: MaskedLanguageModel, config: PretrainingConfig) -> dict[str, str]:
+    """The name of the backend of each stack."""
+    device_type = 'cuda' if torch.cuda.is_available() else 'cpu'
+    stacks = {'encoder': model.encoder, 'decoder': model.decoder}
+    try:
+        return {
+            name: stack.select_attention(config.training.attention, device_type).name
+            for name, stack in stacks.items()
+            if stack is not None
+        }
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
 def _build_loggers(config: PretrainingConfig) -> list[LoggerDestination]:
     loggers: list[LoggerDestination] = []
     for logger in config.training.loggers:
@@ -187,7 +202,7 @@ def _build_loggers(config: PretrainingConfig) -> list[LoggerDestination]:
     return loggers
 
 
-def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest) -> Table:
+def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest, attention: dict[str, str]) -> Table:
     fill_rate = manifest.splits['train'].fill_rate
     data = (
         f'{config.data.remote}, {fill_rate:.2%} full, content hash {manifest.content_hash[:12]}, '
@@ -196,7 +211,7 @@ def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest) -> 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {torch.get_num_threads()} threads'
     table = Table.grid(padding=(0, 2))
     table.add_row('[bold]run[/bold]', f'[bold]{config.run_name}[/bold]')
-    for name, text in plan.describe(data=data, device=device):
+    for name, text in plan.describe(data, device, attention):
         table.add_row(name, text)
     return table
 

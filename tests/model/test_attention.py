@@ -5,13 +5,14 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-from maelm_composer.config import DecoderAttention
+from maelm_composer.config import AttentionBackend, DecoderAttention
 from maelm_composer.model.attention import Attention, attend, build_attention_bias
 from maelm_composer.model.decoder import take_padded
 from maelm_composer.model.encoder import build_stack_bias
 from maelm_composer.model.layer import Layer, take_rows
 from maelm_composer.model.maelm import build_model
 
+DENSE = AttentionBackend.dense
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 
 
@@ -25,7 +26,7 @@ def test_attend_is_scaled_dot_product_attention(bias_heads):
     is_forbidden = torch.rand(2, 1, 5, 7, generator=generator) < 0.3
     is_forbidden[..., 0] = False
     actual = attend(
-        ours['query'], ours['key'], ours['value'], ours['bias'].masked_fill(is_forbidden, float('-inf')), dropout=0.0
+        ours['query'], ours['key'], ours['value'], ours['bias'].masked_fill(is_forbidden, float('-inf')), 0.0, DENSE
     )
     expected = functional.scaled_dot_product_attention(
         theirs['query'], theirs['key'], theirs['value'], theirs['bias'].masked_fill(is_forbidden, float('-inf'))

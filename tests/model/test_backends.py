@@ -1,0 +1,104 @@
+"""Every attention backend against the dense reference, through whole models; compilation without surprises."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from maelm_composer.config import AttentionBackend
+from maelm_composer.model.attention import choose_backend
+from maelm_composer.model.maelm import build_model
+
+AUTO, DENSE, SDPA, FLEX = AttentionBackend
+DECODER_WITH_BIAS = {'relative_position_buckets': 16}
+
+
+def run(model_config, batch, backend, device='cpu', dtype=None):
+    """Loss and every parameter's gradient, of the same weights whatever the backend."""
+    model = build_model(model_config, seed=3).to(device)
+    for stack in (model.encoder, model.decoder):
+        if stack is not None:
+            assert stack.select_attention(backend, device) is backend
+    with torch.autocast(device, dtype, enabled=dtype is not None):
+        loss = model({name: tensor.to(device) for name, tensor in batch.items()}).loss
+    loss.backward()
+    return loss, {name: p.grad for name, p in model.named_parameters()}
+
+
+def assert_equal_training(actual, expected, tolerance):
+    """The loss, and each gradient relative to its largest entry."""
+    assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance)
+    for name, gradient in expected[1].items():
+        scale = gradient.abs().max()
+        # A key's bias shifts all scores of a query alike: its gradient is zero but for rounding.
+        assert_close(actual[1][name] / (scale + 1e-6), gradient / (scale + 1e-6), rtol=0, atol=max(tolerance, 1e-5))
+
+
+@pytest.mark.parametrize('backend', [SDPA, FLEX])
+@pytest.mark.parametrize('buckets', [0, 16])
+@pytest.mark.parametrize('has_decoder', [True, False])
+def test_backends_train_alike(config, make_batch, backend, buckets, has_decoder):
+    """Packed and padded rows, gaps in the positions, the last layer's shortcut; the bias table's gradient too."""
+    decoder = DECODER_WITH_BIAS if buckets else {}
+    model_config = config(has_decoder, decoder, relative_position_buckets=buckets)
+    batch = make_batch(model_config, encoder_mask_fraction=0.5 if has_decoder else 1.0)
+    expected = run(model_config, batch, DENSE)
+    assert_equal_training(run(model_config, batch, backend), expected, 1e-5)
+    if buckets:
+        assert expected[1]['encoder.relative_position.weight'].abs().max() > 0
+
+
+@pytest.mark.parametrize('backend', [SDPA, FLEX])
+def test_backends_train_alike_in_bf16(config, make_batch, backend):
+    model_config = config(True, DECODER_WITH_BIAS)
+    batch = make_batch(model_config)
+    expected = run(model_config, batch, DENSE, dtype=torch.bfloat16)
+    actual = run(model_config, batch, backend, dtype=torch.bfloat16)
+    assert_close(actual[0], expected[0], rtol=2e-2, atol=0)
+    exact = run(model_config, batch, DENSE)[1]
+    for name, gradient in actual[1].items():
+        off, reference_off = ((g - exact[name]).norm() / exact[name].norm() for g in (gradient, expected[1][name]))
+        # Where rounding alone moves the reference (a key's bias has no true gradient), it may move this one as far.
+        assert off <= max(2e-2, 2 * reference_off), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('dtype', [None, torch.bfloat16])
+@pytest.mark.parametrize('backend', [SDPA, FLEX])
+def test_backends_train_alike_on_a_gpu(config, make_batch, backend, dtype):
+    """Compiled FlexAttention; heads of at least 16, as its kernels want."""
+    model_config = config(True, DECODER_WITH_BIAS | {'num_attention_heads': 2}, num_attention_heads=2)
+    batch = make_batch(model_config)
+    expected = run(model_config, batch, DENSE)
+    assert_equal_training(run(model_config, batch, backend, 'cuda', dtype), expected, 2e-2 if dtype else 1e-4)
+
+
+def test_auto_is_the_fastest_that_can_carry_the_stack():
+    assert choose_backend(AUTO, 'cpu', 0.0, True) is DENSE
+    assert choose_backend(AUTO, 'cuda', 0.0, True) is FLEX
+    assert choose_backend(AUTO, 'cuda', 0.1, True) is SDPA  # FlexAttention has no dropout
+    assert choose_backend(AUTO, 'cuda', 0.0, False) is SDPA  # cross-attention, or causal
+    assert choose_backend(SDPA, 'cpu', 0.0, True) is SDPA
+    for dropout, is_plain in ((0.1, True), (0.0, False)):
+        with pytest.raises(ValueError, match='flex needs'):
+            choose_backend(FLEX, 'cuda', dropout, is_plain)
+
+
+@pytest.mark.parametrize('has_decoder', [True, False])
+def test_compiled_step_is_one_graph_and_never_recompiles(config, make_batch, has_decoder):
+    """``fullgraph`` refuses a second graph, ``fail_on_recompile`` a second compilation; other batches, same graph."""
+    model_config = config(has_decoder)
+    model = build_model(model_config, seed=3)
+    eager = build_model(model_config, seed=3)
+    torch.compiler.reset()
+    model.compile(fullgraph=True, dynamic=False, backend='aot_eager')
+    fraction = 0.0 if has_decoder else 1.0
+    batches = [make_batch(model_config, encoder_mask_fraction=fraction, epoch=epoch) for epoch in range(3)]
+    model(batches[0]).loss.backward()
+    with torch.compiler.set_stance('fail_on_recompile'):
+        for batch in batches[1:]:
+            model.zero_grad()
+            loss = model(batch).loss
+            loss.backward()
+            assert_close(loss, eager(batch).loss, rtol=1e-5, atol=1e-5)
+        with pytest.raises(RuntimeError, match='recompil'):
+            model({name: tensor[:2] for name, tensor in batches[0].items()})
