@@ -1,127 +1,146 @@
-"""Training speed of our models against Hugging Face's RobertaForMaskedLM: same shape, batch, precision and optimizer.
+"""Training speed of our models against Hugging Face's RoBERTa and MPNet, and against the machine's matrix products.
 
-    pytest -s bench/test_throughput.py
+    pytest -s bench/test_throughput.py [--record]     with --record: results/throughput/<device>.csv
 
 Every round trains each contender for one step in turn, so that a machine whose speed drifts treats all alike; the
-figures are medians over the rounds. Dropout is off and 15 % of the tokens are masked. Nothing here needs Composer.
-A test asserts that everything trained, never how fast.
+figures are medians over the rounds. A test asserts that everything trained, never how fast.
 """
 
 import statistics
-import time
 from collections.abc import Callable
 
-import numpy as np
 import pytest
-import torch
-from transformers import RobertaConfig, RobertaForMaskedLM
 
-from maelm_composer.config import DecoderConfig, ModelConfig, PretrainingConfig
-from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
-from maelm_composer.masking.collate import build_collator
-from maelm_composer.model.maelm import build_model
+from bench.contenders import (
+    DEVICE,
+    Contender,
+    Roofline,
+    Shape,
+    make_hugging_face,
+    make_ours,
+    make_recipe,
+    measure_peak,
+    time_step,
+)
+from maelm_composer.config import AttentionBackend, Precision
 
-BATCH, LENGTH, VOCAB, LAYERS, SIZE, HEADS, DECODER_LAYERS = 64, 128, 8192, 6, 256, 4, 2
-ROUNDS, WARMUP_ROUNDS = 11, 3
-DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
-BASELINE = 'Hugging Face RoBERTa, eager'
-
-Step = Callable[[], torch.Tensor]
-
-
-def make_recipe(decoder: bool, decoder_buckets: int = 0) -> PretrainingConfig:
-    model = ModelConfig(VOCAB, LENGTH, LAYERS, SIZE, HEADS, 4 * SIZE, 0.0, 0.0)
-    model.decoder = None
-    if decoder:
-        model.decoder = DecoderConfig(DECODER_LAYERS, SIZE, HEADS, 4 * SIZE, relative_position_buckets=decoder_buckets)
-    recipe = PretrainingConfig(run_name='bench', save_folder='nowhere', model=model)
-    recipe.masking.encoder_mask_fraction = 0.0 if decoder else 1.0
-    return recipe
+SMALL = Shape(6, 256, 4, 2, length=128, batch=64, vocab=8192)
+BASE_128 = Shape(12, 768, 12, 4, length=128, batch=16 if DEVICE == 'cpu' else 256, vocab=32768)
+BASE_512 = Shape(12, 768, 12, 4, length=512, batch=4 if DEVICE == 'cpu' else 64, vocab=32768)
+HF_EAGER, HF_COMPILED = 'Hugging Face RoBERTa, eager', 'Hugging Face RoBERTa, compiled'
+FP32, BF16 = Precision.fp32, Precision.bf16
 
 
-def make_batch(recipe: PretrainingConfig) -> dict[str, torch.Tensor]:
-    """Full rows of one block each, as a peer without packing would see them."""
-    ids = np.random.default_rng(0).integers(NUM_LEADING_SPECIALS, VOCAB - 1, (BATCH, LENGTH))
-    ids[:, 0], ids[:, -1] = CLS_ID, SEP_ID
-    samples = [{'input_ids': row, 'row': number, 'epoch': 0} for number, row in enumerate(ids)]
-    return {name: tensor.to(DEVICE) for name, tensor in build_collator(recipe)(samples).items()}
+def make_contenders(shape: Shape, precision: Precision) -> dict[str, Contender]:
+    """Compiled and eager, peers and ours; at base size on a CPU ours compiled only, as memory is short."""
+    roberta, mae_lm = make_recipe(shape, False), make_recipe(shape, True)
+    contenders = {}
+    for name, compiled in (('eager', False), ('compiled', True)):
+        contenders[f'Hugging Face RoBERTa, {name}'] = make_hugging_face(shape, precision, compiled, has_bias=False)
+        contenders[f'Hugging Face MPNet, {name}'] = make_hugging_face(shape, precision, compiled, has_bias=True)
+        if compiled or shape is SMALL or DEVICE == 'cuda':
+            contenders[f'our RoBERTa, {name}'] = make_ours(shape, roberta, precision, compiled)
+            contenders[f'our MAE-LM, {name}'] = make_ours(shape, mae_lm, precision, compiled)
+    if DEVICE == 'cuda':
+        sdpa = make_ours(shape, roberta, precision, True, AttentionBackend.sdpa)
+        contenders['our RoBERTa with SDPA, compiled'] = sdpa
+    return contenders
 
 
-def make_step(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor], is_bf16: bool) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-
-    def step() -> torch.Tensor:
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=is_bf16):
-            loss = compute_loss()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
-
-
-def make_ours(recipe: PretrainingConfig, is_bf16: bool, compiled: bool = False) -> Step:
-    model, batch = build_model(recipe.model, seed=0).to(DEVICE), make_batch(recipe)
-    if compiled:
-        model.compile()
-    return make_step(model, lambda: model(batch).loss, is_bf16)
-
-
-def make_hugging_face(is_bf16: bool) -> Step:
-    batch = make_batch(make_recipe(decoder=False))
-    config = RobertaConfig(
-        vocab_size=VOCAB,
-        hidden_size=SIZE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * SIZE,
-        max_position_embeddings=LENGTH + 2,
-        type_vocab_size=1,
-        pad_token_id=PAD_ID,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    model = RobertaForMaskedLM(config).to(DEVICE)
-    inputs = {
-        'input_ids': batch['input_ids'],
-        'attention_mask': torch.ones_like(batch['input_ids']),
-        'labels': batch['labels'],
-    }
-    return make_step(model, lambda: model(**inputs).loss, is_bf16)
-
-
-@pytest.mark.parametrize('precision', ['fp32', 'bf16'])
-def test_training_throughput(benchmark: Callable, precision: str) -> None:
-    is_bf16 = precision == 'bf16'
-    roberta, mae_lm, biased = make_recipe(False), make_recipe(True), make_recipe(True, decoder_buckets=32)
-    contenders = {
-        BASELINE: make_hugging_face(is_bf16),
-        'our RoBERTa, eager': make_ours(roberta, is_bf16),
-        'our MAE-LM, eager': make_ours(mae_lm, is_bf16),
-        'our MAE-LM with a decoder bias, eager': make_ours(biased, is_bf16),
-        'our RoBERTa, compiled': make_ours(roberta, is_bf16, compiled=True),
-        'our MAE-LM, compiled': make_ours(mae_lm, is_bf16, compiled=True),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    losses: dict[str, list[float]] = {name: [] for name in contenders}
+@pytest.mark.parametrize('shape,precision', [(SMALL, FP32), (SMALL, BF16), (BASE_128, BF16), (BASE_512, BF16)], ids=str)
+def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape, precision: Precision) -> None:
+    contenders, roofline = make_contenders(shape, precision), Roofline(shape, precision)
+    peaks: list[float] = []
 
     def run_round() -> None:
-        for name, step in contenders.items():
-            start = time.perf_counter()
-            losses[name].append(step().item())  # .item() waits for the device
-            seconds[name].append(time.perf_counter() - start)
+        peaks.append(roofline.measure())
+        for contender in contenders.values():
+            time_step(contender)
 
-    benchmark.pedantic(run_round, rounds=ROUNDS, warmup_rounds=WARMUP_ROUNDS)
-    median = {name: statistics.median(values[WARMUP_ROUNDS:]) for name, values in seconds.items()}
-    print(
-        f'\n{precision}, {LAYERS} × {SIZE}, length {LENGTH}, batch {BATCH}, {DEVICE}, {torch.get_num_threads()} threads'
-    )
-    print(f'{"":38} {"ms/step":>8} {"tokens/s":>9} {"× HF":>6} {"step / our RoBERTa":>19}')
-    for name, value in median.items():
-        ours = median['our RoBERTa, ' + name.rsplit(', ', 1)[1]]
-        speed, gain, ratio = BATCH * LENGTH / value, median[BASELINE] / value, value / ours
-        benchmark.extra_info[name] = {'tokens_per_second': speed, 'times_hugging_face': gain}
-        print(f'{name:38} {value * 1e3:8.0f} {speed:9,.0f} {gain:6.2f} {ratio:19.3f}')
-    for name, values in losses.items():
-        assert values[-1] < values[0], f'{name} does not learn its one batch'
+    rounds, warmup = (9, 3) if shape is SMALL or DEVICE == 'cuda' else (5, 2)
+    benchmark.pedantic(run_round, rounds=rounds, warmup_rounds=warmup)
+    for contender in contenders.values():
+        measure_peak(contender)
+    peak = statistics.median(peaks[warmup:])
+    median = {name: statistics.median(c.seconds[warmup:]) for name, c in contenders.items()}
+    print(f'\n{precision.name}, {shape}; matrix products alone: {peak / 1e9:,.0f} GFLOP/s')
+    header = ('ms/step', 'tokens/s', '× HF eager', '× HF comp.', 'GFLOP/s', 'of peak', 'MiB')
+    print(f'{"":34}' + ''.join(f'{title:>11}' for title in header))
+    for name, contender in contenders.items():
+        seconds, speed = median[name], contender.flops / median[name]
+        row = {
+            'contender': name,
+            'precision': precision.name,
+            'layers': shape.layers,
+            'hidden_size': shape.size,
+            'length': shape.length,
+            'batch': shape.batch,
+            'milliseconds_per_step': round(seconds * 1e3, 2),
+            'tokens_per_second': round(shape.tokens / seconds, 1),
+            'times_hugging_face_eager': round(median[HF_EAGER] / seconds, 3),
+            'times_hugging_face_compiled': round(median[HF_COMPILED] / seconds, 3),
+            'gflops_per_second': round(speed / 1e9, 1) or None,
+            'share_of_matrix_product_peak': round(speed / peak, 3) or None,
+            'peak_step_mebibytes': round(contender.peak_bytes / 2**20),
+            'rounds': rounds,
+        }
+        record('training', row)
+        benchmark.extra_info[name] = row
+        flops = f'{speed / 1e9:11,.0f}{speed / peak:11.1%}' if contender.flops else f'{"":22}'
+        print(
+            f'{name:34}{seconds * 1e3:11,.0f}{shape.tokens / seconds:11,.0f}{median[HF_EAGER] / seconds:11.2f}'
+            f'{median[HF_COMPILED] / seconds:11.2f}{flops}{contender.peak_bytes / 2**20:11,.0f}'
+        )
+    for kind in ('eager', 'compiled'):
+        ours, baseline = f'our MAE-LM, {kind}', f'our RoBERTa, {kind}'
+        if ours in median:
+            flops = contenders[ours].flops / contenders[baseline].flops
+            print(
+                f'MAE-LM / RoBERTa, {kind}: {median[ours] / median[baseline]:.3f} of a step, {flops:.3f} of its FLOPs'
+            )
+    for name, contender in contenders.items():
+        assert contender.losses[-1] < contender.losses[0], f'{name} does not learn its one batch'
+
+
+@pytest.mark.parametrize('length', [128, 256, 512, 1024])
+def test_growth_with_length(benchmark: Callable, record: Callable, length: int) -> None:
+    """8,192 tokens a step, in rows of growing length."""
+    compare_eager(benchmark, record, Shape(6, 256, 4, 2, length=length, batch=8192 // length, vocab=8192))
+
+
+@pytest.mark.parametrize('batch', [8, 32, 128])
+def test_growth_with_batch(benchmark: Callable, record: Callable, batch: int) -> None:
+    compare_eager(benchmark, record, Shape(6, 256, 4, 2, length=128, batch=batch, vocab=8192))
+
+
+def compare_eager(benchmark: Callable, record: Callable, shape: Shape) -> None:
+    contenders = {
+        HF_EAGER: make_hugging_face(shape, BF16, compiled=False, has_bias=False),
+        'our RoBERTa, eager': make_ours(shape, make_recipe(shape, False), BF16, compiled=False),
+        'our MAE-LM, eager': make_ours(shape, make_recipe(shape, True), BF16, compiled=False),
+    }
+
+    def run_round() -> None:
+        for contender in contenders.values():
+            time_step(contender)
+
+    benchmark.pedantic(run_round, rounds=5, warmup_rounds=2)
+    median = {name: statistics.median(c.seconds[2:]) for name, c in contenders.items()}
+    for name, contender in contenders.items():
+        row = {
+            'contender': name,
+            'precision': 'bf16',
+            'layers': shape.layers,
+            'hidden_size': shape.size,
+            'length': shape.length,
+            'batch': shape.batch,
+            'milliseconds_per_step': round(median[name] * 1e3, 2),
+            'tokens_per_second': round(shape.tokens / median[name], 1),
+            'times_hugging_face_eager': round(median[HF_EAGER] / median[name], 3),
+            'rounds': 5,
+        }
+        record('growth', row)
+        print(
+            f'\n{shape}, {name}: {shape.tokens / median[name]:,.0f} tokens/s, {row["times_hugging_face_eager"]}', end=''
+        )
+        assert contender.losses[-1] < contender.losses[0]

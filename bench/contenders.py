@@ -1,0 +1,202 @@
+"""Training steps to time against each other: our models and Hugging Face's, same shape, batch, precision, optimizer.
+
+Dropout is off and 15 % of the tokens are masked. Nothing here needs Composer.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import MPNetConfig, MPNetForMaskedLM, RobertaConfig, RobertaForMaskedLM
+
+from maelm_composer.config import AttentionBackend, DecoderConfig, ModelConfig, Precision, PretrainingConfig
+from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
+from maelm_composer.masking.collate import build_collator
+from maelm_composer.model.cost import count_forward_flops
+from maelm_composer.model.maelm import build_model
+
+DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
+FORWARD_AND_BACKWARD = 3
+Step = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    size: int
+    heads: int
+    decoder_layers: int
+    length: int
+    batch: int
+    vocab: int
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.length
+
+    def __str__(self) -> str:
+        return f'{self.layers}x{self.size} length {self.length} batch {self.batch}'
+
+
+@dataclass
+class Contender:
+    """``step`` trains once on one fixed batch and returns the loss; ``flops`` is what our cost model counts for it."""
+
+    step: Step
+    flops: float = 0.0  # 0: a peer, whose work is not what ours is
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    peak_bytes: int = 0  # of one step, above what lies in memory before it: activations and temporaries
+
+
+def make_recipe(shape: Shape, decoder: bool, decoder_buckets: int = 0, buckets: int = 32) -> PretrainingConfig:
+    model = ModelConfig(shape.vocab, shape.length, shape.layers, shape.size, shape.heads, 4 * shape.size, 0.0, 0.0)
+    model.relative_position_buckets = buckets
+    model.decoder = None
+    if decoder:
+        model.decoder = DecoderConfig(
+            shape.decoder_layers, shape.size, shape.heads, 4 * shape.size, relative_position_buckets=decoder_buckets
+        )
+    recipe = PretrainingConfig(run_name='bench', save_folder='nowhere', model=model)
+    recipe.masking.encoder_mask_fraction = 0.0 if decoder else 1.0
+    return recipe
+
+
+def make_batch(recipe: PretrainingConfig, batch: int) -> dict[str, Tensor]:
+    """Full rows of one block each, as a peer without packing would see them."""
+    length, vocab = recipe.model.max_seq_len, recipe.model.vocab_size
+    ids = np.random.default_rng(0).integers(NUM_LEADING_SPECIALS, vocab - 1, (batch, length))
+    ids[:, 0], ids[:, -1] = CLS_ID, SEP_ID
+    samples = [{'input_ids': row, 'row': number, 'epoch': 0} for number, row in enumerate(ids)]
+    return {name: tensor.to(DEVICE) for name, tensor in build_collator(recipe)(samples).items()}
+
+
+def make_step(model: nn.Module, compute_loss: Step, precision: Precision) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def step() -> Tensor:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=precision is Precision.bf16):
+            loss = compute_loss()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def make_ours(
+    shape: Shape,
+    recipe: PretrainingConfig,
+    precision: Precision,
+    compiled: bool,
+    attention: AttentionBackend = AttentionBackend.auto,
+) -> Contender:
+    model, batch = build_model(recipe.model, seed=0).to(DEVICE), make_batch(recipe, shape.batch)
+    for stack in (model.encoder, model.decoder):
+        if stack is not None:
+            stack.select_attention(attention, DEVICE)
+    if compiled:
+        model.compile(fullgraph=True, dynamic=False)
+    visible, masked = batch['input_ids'].shape[1], batch['masked_index'].shape[1]
+    flops = FORWARD_AND_BACKWARD * shape.batch * sum(count_forward_flops(recipe.model, visible, masked).values())
+    return Contender(make_step(model, lambda: model(batch).loss, precision), flops)
+
+
+def make_hugging_face(shape: Shape, precision: Precision, compiled: bool, has_bias: bool) -> Contender:
+    """RobertaForMaskedLM; with a relative bias MPNetForMaskedLM, the one stock class that has it."""
+    batch = make_batch(make_recipe(shape, decoder=False), shape.batch)
+    common = {
+        'vocab_size': shape.vocab,
+        'hidden_size': shape.size,
+        'num_hidden_layers': shape.layers,
+        'num_attention_heads': shape.heads,
+        'intermediate_size': 4 * shape.size,
+        'max_position_embeddings': shape.length + 2,
+        'pad_token_id': PAD_ID,
+        'hidden_dropout_prob': 0.0,
+        'attention_probs_dropout_prob': 0.0,
+    }
+    model: nn.Module
+    if has_bias:
+        model = MPNetForMaskedLM(MPNetConfig(**common, relative_attention_num_buckets=32))
+    else:
+        model = RobertaForMaskedLM(RobertaConfig(**common, type_vocab_size=1))
+    model.to(DEVICE)
+    inputs = {
+        'input_ids': batch['input_ids'],
+        'attention_mask': torch.ones_like(batch['input_ids']),
+        'labels': batch['labels'],
+    }
+    if compiled:
+        model.compile(dynamic=False)
+    return Contender(make_step(model, lambda: model(**inputs).loss, precision))
+
+
+def time_step(contender: Contender) -> None:
+    start = time.perf_counter()
+    contender.losses.append(contender.step().item())  # .item() waits for the device
+    contender.seconds.append(time.perf_counter() - start)
+
+
+def measure_peak(contender: Contender) -> None:
+    """Fill in ``peak_bytes``; on a CPU from the kernel's high-water mark, which Linux lets a process reset."""
+    if DEVICE == 'cuda':
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        contender.step().item()
+        contender.peak_bytes = torch.cuda.max_memory_allocated() - before
+        return
+    Path('/proc/self/clear_refs').write_text('5')
+    before = _read_status('VmRSS')
+    contender.step().item()
+    contender.peak_bytes = _read_status('VmHWM') - before
+
+
+def _read_status(key: str) -> int:
+    lines = Path('/proc/self/status').read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f'{key}:'))
+
+
+class Roofline:
+    """The matrix products of one forward and backward pass of our RoBERTa alone: torch.matmul, same shapes, precision.
+
+    The linear layers' products, and the attention's, are what the model cannot do without.
+    """
+
+    def __init__(self, shape: Shape, precision: Precision) -> None:
+        dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
+        rows, size, masked = shape.tokens, shape.size, shape.batch * round(0.15 * shape.length)
+        whole = [(rows, size, 3 * size), (rows, size, size), (rows, size, 4 * size), (rows, 4 * size, size)]
+        last = [(rows, size, 2 * size), (masked, size, size), (masked, size, size)]
+        last += [(masked, size, 4 * size), (masked, 4 * size, size)]
+        head = [(masked, size, size), (masked, size, shape.vocab)]
+        self.products: list[tuple[Tensor, Tensor, int]] = []  # operands, how often
+        for triples, times in ((whole, shape.layers - 1), (last, 1), (head, 1)):
+            for m, k, n in triples:
+                for a, b in (((m, k), (k, n)), ((m, n), (n, k)), ((k, m), (m, n))):  # forward, input's, weight's
+                    self.products.append((self._random(a, dtype), self._random(b, dtype), times))
+        pairs, head_size = shape.batch * shape.heads, size // shape.heads
+        n = shape.length
+        for a, b in (((pairs, n, head_size), (pairs, head_size, n)), ((pairs, n, n), (pairs, n, head_size))):
+            self.products.append((self._random(a, dtype), self._random(b, dtype), 3 * (shape.layers - 1)))
+
+    def measure(self) -> float:
+        """FLOP/s of one pass over all products."""
+        flops, seconds = 0.0, 0.0
+        for a, b, times in self.products:
+            start = time.perf_counter()
+            torch.matmul(a, b)
+            if DEVICE == 'cuda':
+                torch.cuda.synchronize()
+            seconds += times * (time.perf_counter() - start)
+            flops += times * 2 * a.numel() * b.shape[-1]
+        return flops / seconds
+
+    @staticmethod
+    def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, dtype=dtype, device=DEVICE)
