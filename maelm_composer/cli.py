@@ -9,15 +9,18 @@ import platform
 import re
 import tempfile
 import time
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from maelm_composer.config import CorpusConfig
+from maelm_composer.config import CorpusConfig, FinetuningConfig, Implementation, Precision
 from maelm_composer.errors import InputError, one_line_errors
 from maelm_composer.recipe import load_config
+
+EnumType = TypeVar('EnumType', bound=Enum)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -98,6 +101,61 @@ def runs(
 
 
 @app.command()
+def sweep(recipe: Recipe) -> None:
+    """Fine-tune a checkpoint on the tasks of a recipe (yamls/finetune/): the search, then the best point's seeds."""
+    config = load_config(FinetuningConfig, *_split(recipe))
+    from maelm_composer.finetuning.sweep import sweep_and_print
+
+    raise typer.Exit(sweep_and_print(config))
+
+
+Checkpoint = Annotated[str, typer.Argument(help='A run folder, local or s3://, or a Hugging Face encoder.')]
+
+
+@app.command()
+def export(
+    checkpoint: Checkpoint, folder: Annotated[str, typer.Argument(help='Where to; empty or not there yet.')]
+) -> None:
+    """Write an encoder, or a fine-tuned model, as a Hugging Face folder."""
+    from maelm_composer.finetuning.export import export as write
+
+    write(checkpoint, folder)
+    print(f'exported: {folder}')
+
+
+@app.command()
+def rank(
+    checkpoint: Checkpoint,
+    data: Annotated[str | None, typer.Option(help='Shards; default: those of the pretraining.')] = None,
+    text: Annotated[list[str] | None, typer.Option(help='Text files instead of shards; a glob, repeatable.')] = None,
+    max_tokens: Annotated[int, typer.Option(help='Real tokens to read.')] = 5_000_000,
+    centered: Annotated[bool, typer.Option(help='Subtract the mean row first; the paper does not.')] = False,
+    precision: Annotated[str, typer.Option(help='fp32 or bf16, of the forward passes.')] = 'fp32',
+    implementation: Annotated[str, typer.Option(help='auto, ours or huggingface.')] = 'auto',
+    folder: Annotated[str, typer.Option(help='Where the records lie.')] = 'ranks',
+) -> None:
+    """Effective rank of every layer, for inputs with and without [MASK]."""
+    from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, describe_ranks
+
+    options = RankOptions(max_tokens=max_tokens, centered=centered, precision=_choose(Precision, precision))
+    kind = _choose(Implementation, implementation)
+    record = analyze_ranks(checkpoint, options, data=data, text=text or (), implementation=kind, folder=folder)
+    print(describe_ranks(record))
+    print(f'record: {folder}/{record["key"]}.json')
+
+
+@app.command()
+def report(
+    scale: Annotated[str, typer.Option(help='demo, small, base, base_pp or large_pp.')],
+    results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results'),
+) -> None:
+    """Make the tables, the figures and the page of a scale again from its records. Needs no torch."""
+    from maelm_composer.reporting.report import report as make
+
+    print(f'report: {make(scale, results)}')
+
+
+@app.command()
 def doctor(clean: Annotated[bool, typer.Option(help='Remove what no live process uses.')] = False) -> None:
     """Show versions, devices, and the shared memory that ended runs left behind."""
     import torch
@@ -142,8 +200,18 @@ def find_dead_segments(memory: Path = Path('/dev/shm')) -> list[Path]:
 
 
 def _load_recipe(recipe: list[str]) -> CorpusConfig:
-    overrides = [argument for argument in recipe if '=' in argument]
-    return load_config(CorpusConfig, [argument for argument in recipe if '=' not in argument], overrides)
+    return load_config(CorpusConfig, *_split(recipe))
+
+
+def _split(recipe: list[str]) -> tuple[list[str], list[str]]:
+    """Files and ``key=value`` pairs."""
+    return [a for a in recipe if '=' not in a], [a for a in recipe if '=' in a]
+
+
+def _choose(options: type[EnumType], name: str) -> EnumType:
+    if name not in options.__members__:
+        raise InputError(f'{name!r} is not one of {", ".join(options.__members__)}')
+    return options[name]
 
 
 if __name__ == '__main__':

@@ -218,9 +218,23 @@ class FinetuningConfig:
     evaluation: EvaluationProtocol = EvaluationProtocol.final  # half_epochs: the best of two evaluations an epoch
     precision: Precision = Precision.bf16
     saves_model: bool = False
+    measures_rank: bool = False  # effective rank of the last layer before the first epoch and after each
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     span: SpanConfig = field(default_factory=SpanConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+
+
+@dataclass
+class SuiteConfig:
+    """What the benchmark suite runs at one scale (``yamls/suite/<scale>.yaml``).
+
+    The lists hold files and ``key=value`` pairs, as on a command line.
+    """
+
+    data: list[str] = field(default_factory=list)  # recipe of the shards
+    pretraining: list[str] = field(default_factory=list)  # every model's recipe; its overlay comes after the files
+    finetuning: list[str] = field(default_factory=list)  # recipe of the sweep over all tasks of the scale
+    rank_tokens: int = 5_000_000  # real tokens of the rank records
 
 
 # What decides the weights that come out: two recipes equal in these are the same experiment.

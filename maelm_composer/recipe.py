@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,10 +23,12 @@ from maelm_composer.config import (
     MaskingConfig,
     ModelConfig,
     PretrainingConfig,
+    SuiteConfig,
+    TaskSource,
 )
 from maelm_composer.errors import InputError
 
-Config = TypeVar('Config', CorpusConfig, PretrainingConfig, FinetuningConfig)
+Config = TypeVar('Config', CorpusConfig, PretrainingConfig, FinetuningConfig, SuiteConfig)
 
 
 def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[str] = ()) -> Config:
@@ -53,6 +55,16 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
         raise InputError(f'{error.full_key}: {str(error).splitlines()[0]}') from None
     _check(config)
     return config
+
+
+def is_finetuning(paths: Sequence[str], overrides: Sequence[str] = ()) -> bool:
+    """Whether these files and pairs are a recipe of fine-tuning: they name a task or a sweep of tasks.
+
+    Raises:
+        InputError: a file that cannot be read.
+    """
+    keys = {str(key) for path in paths for key in _read_yaml(path)} | {pair.split('=')[0] for pair in overrides}
+    return any(key.split('.')[0] in ('task', 'sweep') for key in keys)
 
 
 def to_yaml(config: CorpusConfig | PretrainingConfig | FinetuningConfig) -> str:
@@ -105,17 +117,21 @@ def _reject_unknown(node_type: Any, given: Any, prefix: str, where: str) -> None
     """Name a key that the dataclass does not have, with the nearest one that it has."""
     if not dataclasses.is_dataclass(node_type) or not isinstance(given, dict):
         return
-    types = {f.name: _dataclass_of(f.type) for f in dataclasses.fields(node_type)}
+    types = {f.name: f.type for f in dataclasses.fields(node_type)}
     for key, value in given.items():
         if key not in types:
             near = difflib.get_close_matches(str(key), types, n=1, cutoff=0.0)[0]
             raise InputError(f'{where}: unknown key {prefix}{key}; did you mean {prefix}{near}?')
-        for item in value if isinstance(value, list) else [value]:
-            _reject_unknown(types[key], item, f'{prefix}{key}.', where)
+        inner = _dataclass_of(types[key])
+        items = [('', item) for item in value] if isinstance(value, list) else [('', value)]
+        if isinstance(value, dict) and get_origin(types[key]) is dict:  # its keys are data
+            items = [(f'{name}.', item) for name, item in value.items()]
+        for name, item in items:
+            _reject_unknown(inner, item, f'{prefix}{key}.{name}', where)
 
 
 def _dataclass_of(annotation: Any) -> Any:
-    """The dataclass inside ``X``, ``X | None`` or ``list[X]``, or None."""
+    """The dataclass inside ``X``, ``X | None``, ``list[X]`` or ``dict[str, X]``, or None."""
     candidates = [annotation, *getattr(annotation, '__args__', ())]
     return next((c for c in candidates if dataclasses.is_dataclass(c)), None)
 
@@ -137,10 +153,11 @@ def _name_run(merged: Any, paths: Sequence[str]) -> Any:
 _MAY_BE_ZERO = {
     *('seed', 'num_workers', 'weight_decay', 'clip_norm', 'warmup_samples', 'encoder_mask_fraction'),
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'relative_position_buckets'),
+    *('dropout', 'warmup_proportion', 'seeds', 'gpus_per_run', 'max_retries'),
 }
 _BELOW_ONE = {
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'mlm_probability', 'validation_fraction'),
-    *('adam_beta1', 'adam_beta2'),
+    *('adam_beta1', 'adam_beta2', 'dropout', 'warmup_proportion'),
 }
 
 
@@ -167,22 +184,44 @@ def _check(config: Any) -> None:
             _check_masking(config.masking, config.model)
             warmup, samples = config.optimizer.warmup_samples, config.training.max_samples
             _require(warmup <= samples, f'optimizer.warmup_samples {warmup} exceeds training.max_samples {samples}')
+        case FinetuningConfig():
+            data, seeds = config.data, config.sweep.seeds
+            _require(
+                data.source is not TaskSource.files or data.folder is not None,
+                'data.source is files, so data.folder must name the folder that holds glue/<task>/ and squad_v2/',
+            )
+            _require(config.max_seq_len >= 16, f'max_seq_len {config.max_seq_len}: must be at least 16')
+            _require(bool(seeds), 'sweep.seeds is empty: name at least one')
+            _require(len(set(seeds)) == len(seeds), f'sweep.seeds {seeds}: a seed stands there twice')
 
 
 def _check_ranges(section: Any, prefix: str) -> None:
     for key, value in vars(section).items():
+        name = f'{prefix}{key}'
         if dataclasses.is_dataclass(value):
-            _check_ranges(value, f'{prefix}{key}.')
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            name = f'{prefix}{key} {value}'
-            if key == 'checkpoints_to_keep':
-                _require(value == -1 or value > 0, f'{name}: must be -1 (all) or at least 1')
-                continue
-            _require(math.isfinite(value), f'{name}: must be a finite number')
-            _require(isinstance(value, float) or value < 2**63, f'{name}: must be below 2^63')
-            _require(value >= 0 or key not in _MAY_BE_ZERO, f'{name}: must not be negative')
-            _require(value > 0 or key in _MAY_BE_ZERO, f'{name}: must be positive')
-            _require(value < 1 or key not in _BELOW_ONE, f'{name}: must be below 1')
+            _check_ranges(value, f'{name}.')
+        elif isinstance(value, dict):
+            for inner_key, inner in value.items():
+                _check_ranges(inner, f'{name}.{inner_key}.')
+        elif isinstance(value, list):
+            for item in value:
+                _check_number(key, item, name)
+        else:
+            _check_number(key, value, name)
+
+
+def _check_number(key: str, value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return
+    name = f'{name} {value}'
+    if key == 'checkpoints_to_keep':
+        _require(value == -1 or value > 0, f'{name}: must be -1 (all) or at least 1')
+        return
+    _require(math.isfinite(value), f'{name}: must be a finite number')
+    _require(isinstance(value, float) or value < 2**63, f'{name}: must be below 2^63')
+    _require(value >= 0 or key not in _MAY_BE_ZERO, f'{name}: must not be negative')
+    _require(value > 0 or key in _MAY_BE_ZERO, f'{name}: must be positive')
+    _require(value < 1 or key not in _BELOW_ONE, f'{name}: must be below 1')
 
 
 def _check_stack(name: str, stack: ModelConfig | DecoderConfig, model: ModelConfig) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from maelm_composer.cluster import start_ray
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, iterate_documents
@@ -153,7 +154,7 @@ def _convert(config: CorpusConfig, tokenizer_json: str, recipe_hash: str, num_wo
     parts = storage.join(config.remote, 'parts')
     finished = set(storage.list_names(parts))
     records: dict[int, dict] = {}
-    started_here = _start_ray(num_workers)
+    started_here = start_ray(num_workers)
     try:
         at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
         remote_task = ray.remote(num_cpus=1, max_retries=3)(_run_task)
@@ -206,22 +207,6 @@ def _run_task(documents: list[str], shared: tuple[str, CorpusConfig, str], task:
     content = json.dumps(record, sort_keys=True).encode()
     storage.write_file(storage.join(config.remote, 'parts', f'{task:05}.json'), content)
     return record
-
-
-def _start_ray(num_workers: int | None) -> bool:
-    import ray
-
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # nothing is reported to anyone
-    os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # its future default; unset, it warns
-    quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
-    if 'RAY_ADDRESS' in os.environ:
-        ray.init(**quiet)
-    else:
-        cores = len(os.sched_getaffinity(0))
-        ray.init(address='local', num_cpus=num_workers or cores, include_dashboard=False, **quiet)
-    return True
 
 
 def _hash_recipe(config: CorpusConfig, sources: list[dict], tokenizer_hash: str) -> str:

@@ -79,7 +79,14 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     if checkpoint is not None:
         say(f'going on from {checkpoint.samples:,} samples')
     if is_first:
-        record = begin_record(folder, config, identity, {'world_size': dist.get_world_size(), 'attention': attention})
+        numbers = {
+            'world_size': dist.get_world_size(),
+            'device': _name_device(),
+            'attention': attention,
+            'tokenizer_hash': manifest.tokenizer_hash,
+            'flops': plan.flops,
+        }
+        record = begin_record(folder, config, identity, numbers)
 
     if config.training.compile:
         model.compile(fullgraph=True, dynamic=False)  # shapes never change; validation is a second graph
@@ -208,12 +215,15 @@ def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest, att
         f'{config.data.remote}, {fill_rate:.2%} full, content hash {manifest.content_hash[:12]}, '
         f'tokenizer hash {manifest.tokenizer_hash[:12]}'
     )
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {torch.get_num_threads()} threads'
     table = Table.grid(padding=(0, 2))
     table.add_row('[bold]run[/bold]', f'[bold]{config.run_name}[/bold]')
-    for name, text in plan.describe(data, device, attention):
+    for name, text in plan.describe(data, _name_device(), attention):
         table.add_row(name, text)
     return table
+
+
+def _name_device() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {torch.get_num_threads()} threads'
 
 
 def _summary(config: PretrainingConfig, record: dict[str, Any]) -> str:

@@ -1,0 +1,1 @@
+"""What the hidden states of an encoder span, and when a model reaches an accuracy."""

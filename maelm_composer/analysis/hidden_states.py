@@ -1,0 +1,102 @@
+"""Rows -> batches without and with [MASK] -> the hidden states of the real tokens and of the [MASK]s."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from maelm_composer.analysis.rows import RowSource
+from maelm_composer.config import MaskingConfig
+from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
+from maelm_composer.masking.collate import Batch, MaskingCollator
+
+TOKENS_PER_BATCH = 16_384
+# PAPER-SILENT: which tokens are "real". Here words only: how many [CLS] and [SEP] there are depends on how text is cut.
+NOT_REAL = (CLS_ID, PAD_ID, SEP_ID)
+
+
+@dataclass(frozen=True)
+class View:
+    """The same tokens without and with [MASK]; all fields (B, S)."""
+
+    plain_ids: Tensor
+    masked_ids: Tensor
+    position_ids: Tensor
+    segment_ids: Tensor  # 0 is padding
+    is_real: Tensor  # neither [CLS], [SEP] nor padding
+    is_masked: Tensor  # of the real ones: a [MASK] in ``masked_ids``
+
+    def to(self, device: torch.device) -> 'View':
+        return View(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+    def number_sequences(self) -> Tensor:
+        """(B, S) a number for each block of each row."""
+        return self.segment_ids + torch.arange(len(self.segment_ids), device=self.segment_ids.device)[:, None] * (
+            int(self.segment_ids.max()) + 1
+        )
+
+
+def iterate_views(
+    source: RowSource, *, max_tokens: int, mlm_probability: float, seed: int, is_packed: bool
+) -> Iterator[View]:
+    """The first rows of ``source`` that hold ``max_tokens`` real tokens, or all, with the suite's own masks.
+
+    The encoder sees every [MASK], as in plain MLM (Sec. 2.2).
+
+    Args:
+        is_packed: False for an encoder whose attention knows no blocks: each becomes a padded sequence of its own.
+    """
+    masking = MaskingConfig(mlm_probability=mlm_probability, encoder_mask_fraction=1.0)
+    collator = MaskingCollator(masking, source.vocab_size, seed)
+    model_ids = torch.from_numpy(source.model_ids)
+    samples, tokens = [], 0
+    for number, ids in enumerate(source.open()):
+        samples.append({'input_ids': ids, 'row': number, 'epoch': 0})
+        tokens += int(np.isin(ids, NOT_REAL, invert=True).sum())
+        if tokens >= max_tokens:
+            break
+        if len(samples) * len(ids) >= TOKENS_PER_BATCH:
+            view = _build_view(collator(samples), model_ids)
+            yield from [view] if is_packed else split_blocks(view, int(model_ids[PAD_ID]))
+            samples = []
+    if samples:
+        view = _build_view(collator(samples), model_ids)
+        yield from [view] if is_packed else split_blocks(view, int(model_ids[PAD_ID]))
+
+
+def _build_view(batch: Batch, model_ids: Tensor) -> View:
+    is_masked, fed = batch['labels'] >= 0, batch['input_ids']
+    plain = torch.where(is_masked, batch['labels'], fed)
+    is_real = torch.isin(plain, torch.tensor(NOT_REAL), invert=True)
+    return View(model_ids[plain], model_ids[fed], batch['position_ids'], batch['segment_ids'], is_real, is_masked)
+
+
+def split_blocks(view: View, pad_id: int) -> Iterator[View]:
+    """Every block of packed rows as a sequence of its own: the longest first, padded to the longest of its batch."""
+    rows, length = view.segment_ids.shape
+    pieces = [
+        (row * length + (segments == segment).nonzero().flatten())
+        for row, segments in enumerate(view.segment_ids)
+        for segment in range(1, int(segments.max()) + 1)
+    ]
+    pieces.sort(key=len, reverse=True)
+    while pieces:
+        count = max(rows * length // len(pieces[0]), 1)
+        # (B, S) slots of the packed rows; one behind the last for padding
+        index = nn.utils.rnn.pad_sequence(pieces[:count], batch_first=True, padding_value=rows * length)
+
+        def take(values: Tensor, fill: int, index: Tensor = index) -> Tensor:
+            return functional.pad(values.flatten(), (0, 1), value=fill)[index]
+
+        yield View(
+            plain_ids=take(view.plain_ids, pad_id),
+            masked_ids=take(view.masked_ids, pad_id),
+            position_ids=take(view.position_ids, 0),
+            segment_ids=(index < rows * length).long(),
+            is_real=take(view.is_real, False),
+            is_masked=take(view.is_masked, False),
+        )
+        pieces = pieces[count:]

@@ -1,0 +1,184 @@
+"""The rank record of a checkpoint: effective rank per layer, and the [MASK]s' subspace (Table 3, Figures 1 and 5)."""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
+from maelm_composer.analysis.hidden_states import View, iterate_views
+from maelm_composer.analysis.rows import RowSource, find_shards, find_text
+from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
+from maelm_composer.config import DataConfig, Implementation, Precision
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.checkpoint import find_checkpoint, read_recipe
+from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained
+from maelm_composer.records import collect_provenance, write_json
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """What decides the record beside the checkpoint and the rows."""
+
+    max_tokens: int = 5_000_000  # real tokens; the paper's n
+    mlm_probability: float = 0.15
+    threshold: float = THRESHOLD
+    centered: bool = False
+    precision: Precision = Precision.fp32  # of the forward passes
+    seed: int = 17  # of the masks
+
+
+@dataclass
+class _Layer:
+    """Sums over one layer's states."""
+
+    real: Gram  # inputs without [MASK]
+    kept: Gram  # inputs with [MASK], at the real tokens
+    masks: Gram  # inputs with [MASK], at the [MASK]s
+    residual: RankOneResidual  # of the kept
+
+
+def analyze_ranks(
+    checkpoint: str,
+    options: RankOptions = RankOptions(),
+    *,
+    data: str | None = None,
+    text: Sequence[str] = (),
+    implementation: Implementation = Implementation.auto,
+    folder: str = 'ranks',
+) -> dict[str, Any]:
+    """Measure ``checkpoint``, or return the record of the same measurement from ``folder``/<key>.json.
+
+    Args:
+        checkpoint: as ``finetuning/pretrained.py`` takes it.
+        data: shards whose validation rows are read; the default is those that the checkpoint was trained on.
+        text: globs of text files to read instead.
+
+    Returns:
+        The record, see docs/analysis.md.
+
+    Raises:
+        InputError: as loading and the rows raise; options out of range; fewer tokens than the encoder has dimensions.
+    """
+    _check(options, data, text)
+    pretrained = load_pretrained(checkpoint, implementation)
+    source = _find_rows(pretrained, checkpoint, data, text)
+    plain = {**asdict(options), 'precision': options.precision.name}
+    decisive = [pretrained.identity['hash'], pretrained.identity['implementation'], source.identity['hash'], plain]
+    key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+    path = Path(folder, f'{key}.json')
+    if path.exists():
+        existing: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
+        return existing
+    start = time.monotonic()
+    layers = _accumulate(pretrained, source, options)
+    record = {
+        'kind': 'rank',
+        'key': key,
+        'checkpoint': pretrained.identity,
+        'data': source.identity,
+        'tokens': layers[0].real.count,
+        'mask_tokens': layers[0].masks.count,
+        **plain,
+        'layers': [_describe(number, layer, options) for number, layer in enumerate(layers)],
+        'hidden_size': pretrained.hidden_size,
+        'device': _name_device(),
+        'seconds': time.monotonic() - start,
+        'provenance': collect_provenance(options),
+    }
+    write_json(path, record)
+    return record
+
+
+def _check(options: RankOptions, data: str | None, text: Sequence[str]) -> None:
+    if data is not None and text:
+        raise InputError(f'both shards ({data}) and text files ({", ".join(text)}) are given: choose one')
+    if options.max_tokens < 1:
+        raise InputError(f'max_tokens {options.max_tokens}: must be at least 1')
+    for name in ('mlm_probability', 'threshold'):
+        value = getattr(options, name)
+        if not 0 < value < 1:
+            raise InputError(f'{name} {value}: must be between 0 and 1')
+
+
+def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: Sequence[str]) -> RowSource:
+    if text:
+        return find_text(text, pretrained.tokenizer, pretrained.max_seq_len)
+    if data is not None:
+        return find_shards(DataConfig(remote=data), pretrained.tokenizer, pretrained.max_seq_len)
+    found = find_checkpoint(checkpoint)
+    if found is None or found.run is None:
+        raise InputError(f'{checkpoint} has no pretraining recipe that names its shards: name some, or text files')
+    return find_shards(read_recipe(found).data, pretrained.tokenizer, pretrained.max_seq_len)
+
+
+def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:
+    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    encoder = pretrained.encoder.to(device).eval()
+    size = pretrained.hidden_size
+    layers: list[_Layer] = []
+    views = iterate_views(
+        source,
+        max_tokens=options.max_tokens,
+        mlm_probability=options.mlm_probability,
+        seed=options.seed,
+        is_packed=pretrained.identity['implementation'] == 'ours',
+    )
+    autocast: contextlib.AbstractContextManager[Any] = (
+        torch.autocast(device.type, torch.bfloat16) if options.precision is Precision.bf16 else contextlib.nullcontext()
+    )
+    with torch.inference_mode(), autocast, tqdm(unit=' tokens', unit_scale=True, disable=None) as progress:
+        for view in views:
+            here = view.to(device)
+            _add(encoder, here, layers, size)
+            progress.update(int(here.is_real.sum()))
+    counts = {'real tokens': layers[0].kept.count, '[MASK]s': layers[0].masks.count} if layers else {'rows': 0}
+    for name, count in counts.items():
+        if count < size:
+            raise InputError(f'the rows hold {count} {name} for {size} dimensions: give more text, or raise max_tokens')
+    return layers
+
+
+def _add(encoder: Any, view: View, layers: list[_Layer], size: int) -> None:
+    """Add one batch to ``layers``, which the first one makes."""
+    where = view.position_ids, view.segment_ids
+    for number, states in enumerate(encoder.layer_states(view.plain_ids, *where)):
+        if number == len(layers):
+            real, kept, masks = (Gram(size, states.device) for _ in range(3))
+            layers.append(_Layer(real, kept, masks, RankOneResidual()))
+        layers[number].real.add(states[view.is_real])
+    is_kept = view.is_real & ~view.is_masked
+    _, sequence = view.number_sequences()[is_kept].unique(return_inverse=True)
+    for layer, states in zip(layers, encoder.layer_states(view.masked_ids, *where), strict=True):
+        kept = states[is_kept]
+        layer.kept.add(kept)
+        layer.masks.add(states[view.is_masked])
+        layer.residual.add(kept, sequence)
+
+
+def _describe(number: int, layer: _Layer, options: RankOptions) -> dict[str, Any]:
+    threshold, centered = options.threshold, options.centered
+    kept = find_directions(layer.kept, threshold, centered)
+    masks = find_directions(layer.masks, threshold, centered)
+    return {
+        'layer': number,
+        'rank_real': measure_effective_rank(layer.real, threshold, centered),
+        'rank_with_masks': measure_effective_rank(layer.kept + layer.masks, threshold, centered),
+        'rank_real_with_masks': kept.shape[1],
+        'rank_masks': masks.shape[1],
+        'mask_outside_share': measure_outside_share(layer.masks, kept, centered),
+        'real_outside_share': measure_outside_share(layer.kept, kept, centered),
+        'principal_angles_degrees': measure_principal_angles(kept, masks),
+        'rank_one_residual': layer.residual.get_mean(),
+    }
+
+
+def _name_device() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else 'cpu'

@@ -1,0 +1,112 @@
+"""Rows of token ids to analyse: a checkpoint's validation shards, or any text files read with its tokenizer."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from maelm_composer.config import DataConfig, SourceConfig, SourceKind
+from maelm_composer.data.corpora import find_files, iterate_documents
+from maelm_composer.data.dataset import build_dataset, load_manifest
+from maelm_composer.data.packing import build_blocks, pack_blocks
+from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
+from maelm_composer.data.storage import join, read_file
+from maelm_composer.errors import InputError
+
+SPLIT = 'validation'
+LONGEST_TEXT_ROW = 512  # tokens; an encoder that takes more is still measured at the paper's length
+DOCUMENTS_PER_PACK = 512  # blocks of so many documents share rows
+
+Ids = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Packed rows, ``[CLS] line [SEP] line [SEP] [CLS] ...``, in the suite's ids: those that the masks are drawn on."""
+
+    identity: dict[str, Any]  # JSON-ready; its ``hash`` decides the rows
+    open: Callable[[], Iterator[Ids]]  # (N,) rows, in their fixed order
+    vocab_size: int  # of the rows' ids, [MASK] last
+    model_ids: NDArray[np.int64]  # (vocab_size,) what the encoder calls each of them
+
+
+def find_shards(config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_seq_len: int) -> RowSource:
+    """The validation rows of ``config.remote``.
+
+    Raises:
+        InputError: no shards there, longer rows than the encoder takes, or another vocabulary than the checkpoint's.
+    """
+    manifest = load_manifest(config.remote)
+    if manifest.max_seq_len > max_seq_len:
+        raise InputError(
+            f'{config.remote} has rows of {manifest.max_seq_len} tokens, the encoder takes {max_seq_len}: '
+            'choose other shards, or give text files instead'
+        )
+    content = read_file(join(config.remote, 'tokenizer', 'tokenizer.json'))
+    if content is None or Tokenizer.from_buffer(content).get_vocab() != tokenizer.get_vocab():
+        raise InputError(
+            f"{config.remote} was not made with the checkpoint's vocabulary: choose its own shards, or give text files"
+        )
+
+    def open_rows() -> Iterator[Ids]:
+        dataset = build_dataset(config, manifest, SPLIT, batch_size=1, seed=0)
+        for row in range(manifest.splits[SPLIT].rows):
+            yield dataset[row]['input_ids']
+
+    identity = {'kind': 'shards', 'remote': config.remote, 'split': SPLIT, 'hash': manifest.content_hash}
+    return RowSource(identity, open_rows, manifest.vocab_size, np.arange(manifest.vocab_size))
+
+
+def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_seq_len: int) -> RowSource:
+    """Rows packed from .txt, .jsonl and .parquet files, as ``maelm shards`` packs them, with any fast tokenizer.
+
+    Raises:
+        InputError: a glob without a match, unreadable files, or a tokenizer without [CLS], [PAD], [SEP] and [MASK].
+    """
+    source = SourceConfig(kind=SourceKind.files, paths=list(patterns))
+    length = min(max_seq_len, LONGEST_TEXT_ROW)
+    specials = {CLS_ID: 'cls_token', PAD_ID: 'pad_token', SEP_ID: 'sep_token', -1: 'mask_token'}
+    # A tokenizer's own ids stand behind the suite's special ones, so that those cannot be mistaken for pieces.
+    model_ids = np.arange(len(tokenizer) + NUM_LEADING_SPECIALS + 1) - NUM_LEADING_SPECIALS
+    for ours, name in specials.items():
+        theirs = getattr(tokenizer, f'{name}_id')
+        if theirs is None:
+            raise InputError(f"the checkpoint's tokenizer has no {name}: [MASK] representations need one")
+        model_ids[ours] = theirs
+    backend = tokenizer.backend_tokenizer  # set to raw text by load_pretrained
+
+    def tokenize(document: str) -> list[list[int]]:
+        encodings = backend.encode_batch_fast(document.split('\n'), add_special_tokens=False)
+        return [[piece + NUM_LEADING_SPECIALS for piece in encoding.ids] for encoding in encodings]
+
+    def open_rows() -> Iterator[Ids]:
+        documents = iterate_documents([source])
+        for number in itertools.count():
+            pack = list(itertools.islice(documents, DOCUMENTS_PER_PACK))
+            if not pack:
+                return
+            blocks = [block for document in pack for block in build_blocks(tokenize(document), length)]
+            rows, _ = pack_blocks(blocks, length, np.random.default_rng(number), np.uint32)
+            yield from (row for row in rows if 2 * (row != PAD_ID).sum() >= length)  # a short rest has too few to mask
+
+    files = find_files(source)
+    facts = [length, hashlib.sha256(backend.to_str().encode()).hexdigest(), [_hash_file(file) for file in files]]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    identity = {'kind': 'text', 'files': [Path(file).name for file in files], 'row_length': length, 'hash': digest}
+    return RowSource(identity, open_rows, len(model_ids), model_ids)
+
+
+def _hash_file(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""Training and prediction on one device.
+
+A plain loop: Composer's Trainer, which pretraining runs on, costs more than it gives here, where thousands of short
+runs share machines (docs/finetuning.md has the figures).
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LambdaLR
+from tqdm import tqdm
+
+from maelm_composer.config import EvaluationProtocol, FinetuningConfig, OptimizerConfig, Precision
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.batching import collate, measure_padding, order_by_length, sort_for_evaluation
+from maelm_composer.finetuning.examples import Inputs
+from maelm_composer.finetuning.model import FinetuningModel
+from maelm_composer.training.optimizer import build_optimizer, linear_warmup_and_decay
+
+EVAL_BATCH_SIZE = 64
+STEPS_BETWEEN_CHECKS = 50  # of the losses: reading one waits for the device
+
+
+@dataclass(frozen=True)
+class FitReport:
+    steps: int
+    training_seconds: float  # batches, forward, backward, optimizer; evaluation is off the clock
+    padded_share: float  # of all positions that training computed
+
+
+def fit(
+    model: FinetuningModel,
+    inputs: Inputs,
+    config: FinetuningConfig,
+    pad_id: int,
+    evaluate: Callable[[int], None],
+    observe: Callable[[int], None] | None = None,
+) -> FitReport:
+    """Train for ``config.max_epochs``; call ``evaluate(step)`` when the evaluation protocol says so.
+
+    ``observe(epoch)``, if given, is called before the first epoch and after each; both are off the clock.
+
+    The order of the rows and dropout depend on ``config.seed`` alone.
+
+    Raises:
+        InputError: a loss is not finite; the step is named.
+    """
+    device = next(model.parameters()).device
+    lengths = [len(ids) for ids in inputs.input_ids]
+    steps_per_epoch = math.ceil(len(inputs) / config.batch_size)
+    steps = steps_per_epoch * config.max_epochs
+    evaluation_steps = plan_evaluations(config.evaluation, steps_per_epoch, config.max_epochs)
+    optimizer = build_optimizer(model.parameters(), _optimizer_config(config))
+    schedule = LambdaLR(optimizer, linear_warmup_and_decay(round(config.warmup_proportion * steps), steps))
+    epochs = [order_by_length(lengths, config.batch_size, config.seed, epoch) for epoch in range(config.max_epochs)]
+    torch.manual_seed(config.seed)
+    losses: list[Tensor] = []
+    if observe is not None:
+        observe(0)
+    seconds, start = 0.0, time.perf_counter()
+    model.train()
+    batches = (rows for epoch in epochs for rows in epoch)
+    for step, rows in enumerate(tqdm(batches, total=steps, disable=None, leave=False, unit=' steps'), start=1):
+        batch = {name: value.to(device, non_blocking=True) for name, value in collate(inputs, rows, pad_id).items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision is Precision.bf16):
+            scores = model(batch)
+        loss = model.compute_loss(scores, batch['targets'])
+        loss.backward()
+        if config.clip_norm:
+            clip_grad_norm_(model.parameters(), config.clip_norm)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+        if len(losses) == STEPS_BETWEEN_CHECKS or step in evaluation_steps:
+            _assert_finite(losses, step)
+            losses.clear()
+        ends_epoch = observe is not None and step % steps_per_epoch == 0
+        if step in evaluation_steps or ends_epoch:
+            seconds += time.perf_counter() - start
+            if step in evaluation_steps:
+                evaluate(step)
+            if observe is not None and ends_epoch:
+                observe(step // steps_per_epoch)
+            model.train()
+            start = time.perf_counter()
+    return FitReport(steps, seconds, measure_padding(lengths, [rows for epoch in epochs for rows in epoch]))
+
+
+def plan_evaluations(protocol: EvaluationProtocol, steps_per_epoch: int, epochs: int) -> set[int]:
+    """The steps, counted from 1, after which the dev set is evaluated; the last always."""
+    match protocol:
+        case EvaluationProtocol.final:
+            return {steps_per_epoch * epochs}
+        case EvaluationProtocol.half_epochs:
+            return {math.ceil(half * steps_per_epoch / 2) for half in range(1, 2 * epochs + 1)}
+
+
+@torch.inference_mode()
+def predict(model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id: int) -> list[np.ndarray]:
+    """The scores of every row, in the rows' order, fp32: (classes,), () or (S, 2) with S at least the row's length."""
+    device = next(model.parameters()).device
+    model.eval()
+    scores: list[np.ndarray] = [np.empty(0)] * len(inputs)
+    lengths = [len(ids) for ids in inputs.input_ids]
+    for rows in sort_for_evaluation(lengths, EVAL_BATCH_SIZE):
+        batch = {name: value.to(device) for name, value in collate(inputs, rows, pad_id).items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
+            outputs = model(batch)
+        for row, output in zip(rows, outputs.float().cpu().numpy(), strict=True):
+            scores[row] = output
+    return scores
+
+
+def _assert_finite(losses: list[Tensor], step: int) -> None:
+    is_finite = torch.stack(losses).isfinite().tolist()
+    if not all(is_finite):
+        wrong = step - len(losses) + 1 + is_finite.index(False)
+        raise InputError(f'the loss is not finite at step {wrong}: try a smaller learning_rate or precision=fp32')
+
+
+def _optimizer_config(config: FinetuningConfig) -> OptimizerConfig:
+    return OptimizerConfig(
+        learning_rate=config.learning_rate,
+        adam_beta1=config.adam_beta1,
+        adam_beta2=config.adam_beta2,
+        adam_eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+    )

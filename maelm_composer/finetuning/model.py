@@ -1,0 +1,73 @@
+"""A pretrained encoder under a task's head."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from maelm_composer.finetuning.batching import Batch
+from maelm_composer.finetuning.tasks import CLASSIFICATION, REGRESSION, SPAN, Task
+
+SPAN_INIT_STD = 0.02
+
+
+class FirstTokenHead(nn.Module):
+    """First token -> dropout -> dense -> tanh -> dropout -> output (authors' code, with COCO-LM's dropout)."""
+
+    def __init__(self, hidden_size: int, num_outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.output = nn.Linear(hidden_size, num_outputs)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(B, D) -> (B, outputs)"""
+        hidden = torch.tanh(self.dense(self.dropout(hidden)))
+        return self.output(self.dropout(hidden))
+
+
+class SpanHead(nn.Module):
+    """A start and an end score for every token."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(hidden_size, 2)
+        nn.init.normal_(self.output.weight, std=SPAN_INIT_STD)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, hidden: Tensor, is_candidate: Tensor) -> Tensor:
+        """(B, S, D) and (B, S) where an answer may start or end -> (B, S, 2), -inf elsewhere."""
+        return self.output(hidden).masked_fill(~is_candidate[..., None], float('-inf'))
+
+
+class FinetuningModel(nn.Module):
+    """``encoder`` and ``head``."""
+
+    def __init__(self, encoder: nn.Module, hidden_size: int, task: Task, dropout: float, seed: int) -> None:
+        """``seed`` is that of the head's weights, torch's default ones for classes and numbers."""
+        super().__init__()
+        self.encoder = encoder
+        self.kind = task.kind
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.head = (
+                SpanHead(hidden_size) if task.kind == SPAN else FirstTokenHead(hidden_size, task.num_outputs, dropout)
+            )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """See ``batching.collate`` -> scores: (B, classes), (B,) numbers, or (B, S, 2) starts and ends."""
+        tokens = batch['input_ids'], batch['position_ids'], batch['segment_ids']
+        if self.kind == SPAN:
+            return self.head(self.encoder(*tokens), batch['is_candidate'])
+        # The last layer computes the first token alone.
+        first = torch.zeros_like(batch['input_ids'][:, :1])
+        outputs = self.head(self.encoder(*tokens, query_index=first).squeeze(1))
+        return outputs.squeeze(-1) if self.kind == REGRESSION else outputs
+
+    def compute_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Mean over the batch, in fp32: cross-entropy, squared error, or the mean of both ends' cross-entropies."""
+        scores = scores.float()
+        if self.kind == CLASSIFICATION:
+            return functional.cross_entropy(scores, targets)
+        if self.kind == REGRESSION:
+            return functional.mse_loss(scores, targets)
+        return functional.cross_entropy(scores.transpose(1, 2).flatten(0, 1), targets.flatten())

@@ -1,0 +1,64 @@
+"""The rank of an encoder's last hidden states while it is fine-tuned (Table 3, Figure 5)."""
+
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from maelm_composer.effective_rank import THRESHOLD, Gram, measure_effective_rank
+from maelm_composer.finetuning.batching import collate, sort_for_evaluation
+from maelm_composer.finetuning.examples import Inputs
+from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE
+
+
+class RankCurve:
+    """Effective rank of the last layer over the dev inputs, epoch by epoch; in fp32, as after pretraining.
+
+    PAPER-SILENT: over which tokens, and how often. Here the real tokens of the first dev set, before the first epoch
+    and after each.
+    """
+
+    def __init__(self, encoder: nn.Module, inputs: Inputs, special_ids: Collection[int], pad_id: int) -> None:
+        self.encoder, self.inputs, self.special_ids, self.pad_id = encoder, inputs, special_ids, pad_id
+        self.points: list[dict[str, int]] = []
+
+    def measure(self, epoch: int) -> None:
+        """Add the rank after so many epochs; takes no random number, so training goes on as without it."""
+        lengths = [len(ids) for ids in self.inputs.input_ids]
+        batches = (
+            collate(self.inputs, rows, self.pad_id) for rows in sort_for_evaluation(lengths, EVAL_BATCH_SIZE)
+        )
+        self.points.append({'epoch': epoch, 'effective_rank': rank_of_encoder(self.encoder, batches, self.special_ids)})
+
+
+@torch.inference_mode()
+def rank_of_encoder(
+    encoder: nn.Module,
+    batches: Iterable[dict[str, Tensor]],
+    special_ids: Collection[int],
+    threshold: float = THRESHOLD,
+) -> int:
+    """Effective rank of the real tokens' last hidden states, without [MASK].
+
+    Args:
+        encoder: on any device; its mode is left as it was.
+        batches: with ``input_ids``, ``position_ids`` and ``segment_ids`` (B, S), the last 0 in padding.
+        special_ids: the encoder's [CLS], [PAD] and [SEP].
+
+    Raises:
+        InputError: no real token in any batch.
+    """
+    device = next(encoder.parameters()).device
+    specials = torch.tensor(sorted(special_ids), device=device)
+    was_training = encoder.training
+    encoder.eval()
+    gram: Gram | None = None
+    try:
+        for batch in batches:
+            ids, positions, segments = (batch[k].to(device) for k in ('input_ids', 'position_ids', 'segment_ids'))
+            states = encoder(ids, positions, segments)
+            gram = gram or Gram(states.shape[-1], device)
+            gram.add(states[(segments > 0) & torch.isin(ids, specials, invert=True)])
+    finally:
+        encoder.train(was_training)
+    return measure_effective_rank(gram or Gram(1), threshold)

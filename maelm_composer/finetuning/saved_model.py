@@ -1,0 +1,40 @@
+"""A fine-tuned model on disk: what export reads.
+
+::
+
+    model.safetensors   encoder.* and head.*
+    finetuned.json      config (of the encoder), task, kind, label_names
+    tokenizer/
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from maelm_composer.finetuning.pretrained import Pretrained
+from maelm_composer.finetuning.tasks import Task
+from maelm_composer.recipe import to_plain
+
+WEIGHTS, DESCRIPTION, TOKENIZER = 'model.safetensors', 'finetuned.json', 'tokenizer'
+
+
+def save_model(folder: Path, weights: dict[str, Tensor], pretrained: Pretrained, task: Task) -> None:
+    """Write ``folder`` whole or not at all."""
+    staged = folder.with_name(f'.{folder.name}.{os.getpid()}')
+    staged.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous() for name, value in weights.items()}, staged / WEIGHTS, {'format': 'pt'})
+    description = {
+        'config': to_plain(pretrained.config),
+        'task': task.name,
+        'kind': task.kind,
+        'label_names': list(task.label_names),
+        'checkpoint': pretrained.identity,
+    }
+    (staged / DESCRIPTION).write_text(json.dumps(description, indent=2) + '\n', encoding='utf-8')
+    pretrained.tokenizer.save_pretrained(staged / TOKENIZER)
+    shutil.rmtree(folder, ignore_errors=True)
+    staged.rename(folder)

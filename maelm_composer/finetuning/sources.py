@@ -1,0 +1,183 @@
+"""Where a task's examples come from: the Hugging Face Hub, a folder of Parquet files, or the demo's generator."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
+
+from maelm_composer.config import TaskDataConfig, TaskSource
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.demo_tasks import make_demo_tables
+from maelm_composer.finetuning.tasks import CLASSIFICATION, MAX_SIMILARITY, REGRESSION, SPAN, Task
+
+
+@dataclass(frozen=True)
+class TextExample:
+    """One row of a classification or regression task."""
+
+    id: str
+    texts: tuple[str, ...]  # one or two
+    label: float  # of a classification an int
+
+
+@dataclass(frozen=True)
+class SpanExample:
+    """One question of a span task; the two lists are empty where it has no answer."""
+
+    id: str
+    question: str
+    context: str
+    answers_text: tuple[str, ...]
+    answer_starts: tuple[int, ...]  # characters of the context
+
+
+Example = TextExample | SpanExample
+
+
+@dataclass(frozen=True)
+class TaskData:
+    train: list[Any]  # of Example
+    evaluation: dict[str, list[Any]]  # by evaluation split
+    hash: str  # SHA-256 (hex) of every row used
+
+
+def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
+    """The training rows, a sample of them where ``config.max_train_examples`` asks for it, and the whole dev sets.
+
+    Raises:
+        InputError: a folder, file or column that is not there, a label outside the task's range, an empty split, a
+            task that the source does not have, no network.
+    """
+    if (config.source is TaskSource.demo) != (task.hub is None):
+        kind = 'is made by data.source=demo only' if task.hub is None else 'is not in data.source=demo'
+        raise InputError(f'task {task.name} {kind}')
+    match config.source:
+        case TaskSource.demo:
+            tables = {name: (table, 'demo') for name, table in make_demo_tables(task).items()}
+        case TaskSource.files:
+            assert config.folder is not None
+            tables = {name: _read_parquet(task, Path(config.folder), name) for name in ('train', *task.eval_splits)}
+        case TaskSource.huggingface:
+            tables = {name: _read_hub(task, name) for name in ('train', *task.eval_splits)}
+    splits = {name: _read_rows(task, table, where) for name, (table, where) in tables.items()}
+    if config.max_train_examples is not None:
+        splits['train'] = sample_evenly(splits['train'], config.max_train_examples)
+    digest = hashlib.sha256()
+    for name, rows in splits.items():
+        digest.update(f'{name} {len(rows)}\n'.encode())
+        for row in rows:
+            digest.update(_serialize(row))
+    train = splits.pop('train')
+    return TaskData(train, splits, digest.hexdigest())
+
+
+def sample_evenly(rows: list[Any], count: int) -> list[Any]:
+    """The ``count`` rows of smallest hash, in their order: the same ones for every model and seed."""
+    if count >= len(rows):
+        return rows
+    digests = [hashlib.blake2b(_serialize(row), digest_size=8).digest() for row in rows]
+    chosen = sorted(range(len(rows)), key=lambda i: (digests[i], i))[:count]
+    return [rows[i] for i in sorted(chosen)]
+
+
+def _serialize(row: Example) -> bytes:
+    return json.dumps(tuple(vars(row).values()), ensure_ascii=False).encode(errors='surrogatepass')
+
+
+def _read_parquet(task: Task, folder: Path, split: str) -> tuple[pyarrow.Table, str]:
+    task_folder = folder / ('squad_v2' if task.kind == SPAN else f'glue/{task.name}')
+    path = task_folder / f'{"dev_" if split not in ("train", "dev") else ""}{split}.parquet'
+    for needed in (folder, task_folder, path):
+        if not needed.exists():
+            raise InputError(f'task {task.name}: {needed} is not there (data.folder is {folder})')
+    try:
+        return pyarrow.parquet.read_table(path), str(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f'{path}: not a readable Parquet file ({error})') from None
+
+
+def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
+    import datasets
+
+    assert task.hub is not None
+    name, subset = task.hub
+    hub_split = {'train': 'train', 'dev': 'validation'}.get(split, f'validation_{split}')
+    was_disabled = datasets.utils.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        dataset = datasets.load_dataset(name, subset, split=hub_split)
+    except Exception as error:  # no network, a name that has moved: many kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f'dataset {name} cannot be fetched from the Hugging Face Hub: {reason}; without network use '
+            'data.source=files data.folder=FOLDER'
+        ) from None
+    finally:
+        if not was_disabled:
+            datasets.enable_progress_bars()
+    return dataset.with_format('arrow')[:], f'dataset {name}, {hub_split}'
+
+
+def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
+    """Rows of a table with the Hub's columns; ``where`` names it in what is raised."""
+    answer_column = 'answers' if task.kind == SPAN else 'label'
+    columns = {name: _take_column(table, name, where) for name in (*task.text_columns, answer_column)}
+    if table.num_rows == 0:
+        raise InputError(f'{where}: holds no rows')
+    texts = [_as_texts(columns[name], name, where) for name in task.text_columns]
+    if task.kind == SPAN:
+        ids = _as_texts(_take_column(table, 'id', where), 'id', where)
+        answers = [_as_answers(answer, where) for answer in columns['answers'].to_pylist()]
+        return [SpanExample(*row, *answer) for *row, answer in zip(ids, *texts, answers, strict=True)]
+    labels = _as_labels(task, columns['label'], where)
+    numbers = table.column('idx').to_pylist() if 'idx' in table.column_names else range(table.num_rows)
+    return [
+        TextExample(str(i), row, label) for i, row, label in zip(numbers, zip(*texts, strict=True), labels, strict=True)
+    ]
+
+
+def _take_column(table: pyarrow.Table, name: str, where: str) -> pyarrow.ChunkedArray:
+    if name not in table.column_names:
+        raise InputError(f'{where}: no column {name!r} (it has: {", ".join(table.column_names)})')
+    return table.column(name)
+
+
+def _as_texts(column: pyarrow.ChunkedArray, name: str, where: str) -> list[str]:
+    if not (pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)) or column.null_count:
+        what = f'{column.null_count} empty cells' if column.null_count else str(column.type)
+        raise InputError(f'{where}: column {name!r} holds {what}, not text')
+    return column.to_pylist()
+
+
+def _as_labels(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[Any]:
+    is_number = pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)
+    if not is_number or column.null_count:
+        what = f'{column.null_count} empty cells' if column.null_count else str(column.type)
+        raise InputError(f"{where}: column 'label' holds {what}, not numbers")
+    values = column.to_numpy().astype(float)
+    high = MAX_SIMILARITY if task.kind == REGRESSION else len(task.label_names) - 1
+    is_wrong = ~((values >= 0) & (values <= high))
+    if task.kind == CLASSIFICATION:
+        is_wrong |= values != np.floor(values)
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
+        raise InputError(
+            f'{where}: row {row} has label {values[row]:g}, outside 0..{high:g} of task {task.name}'
+            + (' (-1 marks a test split, whose labels are not public)' if values[row] == -1 else '')
+        )
+    return [int(value) for value in values] if task.kind == CLASSIFICATION else values.tolist()
+
+
+def _as_answers(answers: Any, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    if not isinstance(answers, dict) or not {'text', 'answer_start'} <= answers.keys():
+        raise InputError(f"{where}: column 'answers' must hold the lists text and answer_start")
+    texts, starts = answers['text'], answers['answer_start']
+    if len(texts) != len(starts):
+        raise InputError(f'{where}: {len(texts)} answers with {len(starts)} starts in one row')
+    return tuple(texts), tuple(starts)

@@ -1,0 +1,260 @@
+"""A search over tasks, points and seeds as Ray tasks: every run once, whatever is killed in between.
+
+A run's record lies under its key (run.py), so a second call does only what is missing; a run that failed is tried
+again by the next call. The repeats of a task's best point begin as soon as its own grid is done.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maelm_composer.cluster import start_ray
+from maelm_composer.config import EvaluationProtocol, FinetuningConfig
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.claims import is_claimed
+from maelm_composer.finetuning.search import (
+    Record,
+    SweepResult,
+    conclude,
+    count_runs,
+    list_tasks,
+    plan_grid,
+    plan_repeats,
+)
+from maelm_composer.finetuning.sweep_report import Progress, Standing, print_result
+from maelm_composer.finetuning.sweep_worker import (
+    Facts,
+    describe_failure,
+    first_line,
+    inspect_task,
+    locate_claim,
+    make_run,
+)
+from maelm_composer.finetuning.tasks import Task
+from maelm_composer.records import write_json
+
+SECONDS_BETWEEN_LOOKS = 1.0
+TRAINING_PER_EVALUATION = 3  # a row's training costs about three times its evaluation
+
+
+@dataclass
+class Job:
+    key: str
+    config: FinetuningConfig
+    task: Task
+    cost: float  # characters through the encoder, forwards
+    record: Record | None = None
+
+
+def sweep(config: FinetuningConfig) -> SweepResult:
+    """Make every run of the search that is not recorded yet, and say what all of them come to.
+
+    Runs on this machine's Ray, or on the cluster at ``RAY_ADDRESS``, whose machines must share this folder. The records
+    go to ``save_folder``. Ctrl-C stops at once; what is recorded stays.
+
+    Raises:
+        InputError: before any run, where checkpoint, data, tasks or search space cannot be used, or no machine is large
+            enough for a run. A run that fails raises nothing: it is in ``failures``.
+    """
+    import ray
+
+    tasks = list_tasks(config)
+    for task in tasks:
+        count_runs(config, task)  # refuses what has no search space
+    started_here = start_ray()
+    try:
+        _count_slots(config)
+        return _Sweep(config, tasks, _inspect_all(config, tasks)).run()
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
+def sweep_and_print(config: FinetuningConfig) -> int:
+    """:func:`sweep` for the console; returns the exit code: 1 where a run failed, 130 after Ctrl-C.
+
+    Raises:
+        InputError: as :func:`sweep`.
+    """
+    try:
+        result = sweep(config)
+    except KeyboardInterrupt:
+        print('stopped: the runs that ended are recorded, and the same command does the others', file=sys.stderr)
+        return 130
+    print_result(result)
+    print(f'records: {config.save_folder}')
+    return 1 if result.failures else 0
+
+
+class _Sweep:
+    """The state of one call: jobs by task, those that wait, and those that run."""
+
+    def __init__(self, config: FinetuningConfig, tasks: list[Task], facts: dict[str, Facts]) -> None:
+        self.config, self.tasks, self.facts = config, tasks, facts
+        self.folder = Path(config.save_folder)
+        self.jobs: dict[str, list[Job]] = {task.name: [] for task in tasks}
+        self.waiting: list[Job] = []  # the longest first
+        self.running: dict[Any, Job] = {}
+        self.without_repeats = list(tasks)
+
+    def run(self) -> SweepResult:
+        import ray
+
+        for task in self.tasks:
+            self._add(task, plan_grid(self.config, task))
+        try:
+            with Progress(self._list_standings) as self.progress:
+                self._plan_repeats()
+                while self.waiting or self.running:
+                    self._submit()
+                    self._collect()
+                    self._plan_repeats()
+                    self.progress.refresh()
+        finally:  # nothing runs on in a Ray that the caller keeps
+            for reference in self.running:
+                with contextlib.suppress(Exception):
+                    ray.cancel(reference, force=True)
+        records = {name: [job.record for job in jobs if job.record] for name, jobs in self.jobs.items()}
+        return SweepResult(
+            tasks=[conclude(self.config, task, records[task.name]) for task in self.tasks],
+            failures=[record for of_task in records.values() for record in of_task if record['status'] == 'failed'],
+        )
+
+    def _add(self, task: Task, configs: list[FinetuningConfig]) -> None:
+        from maelm_composer.finetuning.run import run_key
+
+        facts = self.facts[task.name]
+        for config in configs:
+            epochs = config.max_epochs
+            evaluations = 1 if config.evaluation is EvaluationProtocol.final else 2 * epochs
+            cost = TRAINING_PER_EVALUATION * epochs * facts.training_size + evaluations * facts.evaluation_size
+            job = Job(run_key(config, facts.identity, facts.data_hash), config, task, cost)
+            job.record = _find_finished(self.folder, job)
+            self.jobs[task.name].append(job)
+            if job.record is None:
+                self.waiting.append(job)
+        self.waiting.sort(key=lambda job: -job.cost)
+
+    def _plan_repeats(self) -> None:
+        for task in list(self.without_repeats):
+            records = [job.record for job in self.jobs[task.name] if job.record]
+            if len(records) == len(self.jobs[task.name]):
+                self.without_repeats.remove(task)
+                self._add(task, plan_repeats(self.config, task, records))
+
+    def _submit(self) -> None:
+        """Fill the machine, and let one more wait there, so that a cluster that grows on demand sees it."""
+        slots, num_gpus = _count_slots(self.config)
+        for job in list(self.waiting):
+            if len(self.running) > slots:
+                return
+            if is_claimed(locate_claim(self.folder, job.key)):
+                continue  # another sweep is at it
+            self.waiting.remove(job)
+            job.record = _find_finished(self.folder, job)  # another sweep's
+            if job.record is not None:
+                self.progress.announce(job.record)
+                continue
+            self.running[self._start(job, num_gpus)] = job
+
+    def _start(self, job: Job, num_gpus: float) -> Any:
+        import ray
+
+        settings = self.config.sweep
+        remote_run = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=num_gpus, max_retries=settings.max_retries)(
+            make_run
+        )
+        return remote_run.remote(job.config, job.key, self.facts[job.task.name], os.getcwd())
+
+    def _collect(self) -> None:
+        import ray
+
+        if not self.running:
+            time.sleep(SECONDS_BETWEEN_LOOKS if self.waiting else 0)
+            return
+        done, _ = ray.wait(list(self.running), num_returns=1, timeout=SECONDS_BETWEEN_LOOKS)
+        for reference in done:
+            job = self.running.pop(reference)
+            try:
+                record = ray.get(reference)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, (InputError, OSError)):
+                    raise error.cause from None
+                raise
+            except ray.exceptions.RayError as error:
+                record = self._record_death(job, error)
+            if record is None:  # another sweep was faster
+                self.waiting.append(job)
+                self.waiting.sort(key=lambda job: -job.cost)
+                continue
+            job.record = record
+            self.progress.announce(record)
+
+    def _record_death(self, job: Job, error: Exception) -> Record:
+        times = self.config.sweep.max_retries + 1
+        reason = f'its worker was lost {times} times, perhaps for want of memory: {first_line(error)}'
+        record = describe_failure(job.config, job.key, self.facts[job.task.name], reason)
+        write_json(self.folder / f'{job.key}.json', record)
+        return record
+
+    def _list_standings(self) -> list[Standing]:
+        standings = []
+        for task in self.tasks:
+            jobs = self.jobs[task.name]
+            records = [job.record for job in jobs if job.record]
+            total = count_runs(self.config, task) if task in self.without_repeats else len(jobs)
+            mean_cost = sum(job.cost for job in jobs) / len(jobs)
+            left = sum(job.cost for job in jobs if job.record is None) + (total - len(jobs)) * mean_cost
+            running = sum(job.task is task for job in self.running.values())
+            standings.append(Standing(task, total, records, running, left, sum(j.cost for j in jobs if j.record)))
+        return standings
+
+
+def _inspect_all(config: FinetuningConfig, tasks: list[Task]) -> dict[str, Facts]:
+    """Read checkpoint and data once a task, on the machines that will run them."""
+    import ray
+
+    remote_inspect = ray.remote(num_cpus=1)(inspect_task)
+    references = {task.name: remote_inspect.remote(config, task, os.getcwd()) for task in tasks}
+    try:
+        return {name: ray.get(reference) for name, reference in references.items()}
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, (InputError, OSError)):
+            raise error.cause from None
+        raise
+
+
+def _count_slots(config: FinetuningConfig) -> tuple[int, float]:
+    """How many runs fit at a time on what Ray has now, and the GPUs that each gets; 0 where Ray has none.
+
+    Raises:
+        InputError: not even one fits.
+    """
+    import ray
+
+    cpus, gpus = config.sweep.cpus_per_run, config.sweep.gpus_per_run
+    there = ray.cluster_resources()
+    num_cpus, num_gpus = there.get('CPU', 0), there.get('GPU', 0)
+    if gpus > 1 and gpus != int(gpus):
+        raise InputError(f'sweep.gpus_per_run {gpus}: above 1 it must be a whole number')
+    slots = int(num_cpus / cpus + 1e-9)
+    if num_gpus and gpus:
+        slots = min(slots, int(num_gpus / gpus + 1e-9))
+    if slots == 0:
+        raise InputError(
+            f'sweep.cpus_per_run {cpus:g} and sweep.gpus_per_run {gpus:g}: Ray has {num_cpus:g} cores and '
+            f'{num_gpus:g} GPUs'
+        )
+    return slots, gpus if num_gpus else 0
+
+
+def _find_finished(folder: Path, job: Job) -> Record | None:
+    from maelm_composer.finetuning.run import read_record
+
+    if job.config.saves_model and not (folder / job.key).exists():
+        return None
+    return read_record(folder / f'{job.key}.json')

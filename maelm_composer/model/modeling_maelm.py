@@ -1,0 +1,94 @@
+"""MPNet with other buckets of the relative positions: base++, large++ and the authors' bucket function.
+
+Transformers' own MPNet has 32 buckets up to distance 128 written into its code. This file is copied into an exported
+folder and loaded from there (``trust_remote_code=True``), so it imports nothing but torch and transformers.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.mpnet.configuration_mpnet import MPNetConfig
+from transformers.models.mpnet.modeling_mpnet import (
+    MPNetEncoder,
+    MPNetForQuestionAnswering,
+    MPNetForSequenceClassification,
+    MPNetModel,
+)
+
+
+class MaelmConfig(MPNetConfig):
+    """``relative_attention_function`` is 't5' or 'authors', see :func:`bucket_distances`."""
+
+    model_type = 'maelm'
+
+    def __init__(
+        self, relative_attention_max_distance: int = 128, relative_attention_function: str = 't5', **others: Any
+    ) -> None:
+        super().__init__(**others)
+        self.relative_attention_max_distance = relative_attention_max_distance
+        self.relative_attention_function = relative_attention_function
+
+
+def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function: str) -> Tensor:
+    """Distances (key - query), any shape -> bucket ids: one for each short distance, wider ones with its logarithm."""
+    half = buckets // 2
+    exact = half // 2
+    size = distance.abs()
+    ratio = torch.log(size.clamp(min=exact).double() / exact)
+    if function == 't5':
+        far = exact + (ratio / math.log(max_distance / exact) * (half - exact)).floor().long()
+        return torch.where(size < exact, size, far.clamp(max=half - 1)) + half * (distance > 0)
+    if function == 'authors':  # rounds up, and reaches the last bucket earlier
+        far = exact + (ratio / math.log((max_distance - 1) / exact) * (half - 1 - exact) - 1e-9).ceil().long()
+        return half - 1 + torch.where(size < exact, size, far.clamp(max=half - 1)) * distance.sign()
+    raise ValueError(f'relative_attention_function {function!r} is neither t5 nor authors')
+
+
+class MaelmEncoder(MPNetEncoder):
+    """MPNet's layers under the bias of ``config``."""
+
+    def __init__(self, config: MaelmConfig) -> None:
+        super().__init__(config)
+        if not hasattr(MPNetEncoder, 'compute_position_bias'):
+            raise RuntimeError('this release of transformers computes MPNet in another way; use 4.50 to 4.57')
+
+    def compute_position_bias(self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 0) -> Tensor:
+        """(B, S, D) -> (B, heads, S, S); the last two arguments are MPNet's and unused."""
+        positions = torch.arange(x.shape[1], device=x.device)
+        config = self.config
+        buckets = bucket_distances(
+            positions[None, :] - positions[:, None],
+            config.relative_attention_num_buckets,
+            config.relative_attention_max_distance,
+            config.relative_attention_function,
+        )
+        return self.relative_attention_bias(buckets).permute(2, 0, 1).expand(x.shape[0], -1, -1, -1)
+
+
+class MaelmModel(MPNetModel):
+    config_class = MaelmConfig
+
+    def __init__(self, config: MaelmConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config, add_pooling_layer)
+        self.encoder = MaelmEncoder(config)
+        self.post_init()
+
+
+class MaelmForSequenceClassification(MPNetForSequenceClassification):
+    config_class = MaelmConfig
+
+    def __init__(self, config: MaelmConfig) -> None:
+        super().__init__(config)
+        self.mpnet = MaelmModel(config, add_pooling_layer=False)
+        self.post_init()
+
+
+class MaelmForQuestionAnswering(MPNetForQuestionAnswering):
+    config_class = MaelmConfig
+
+    def __init__(self, config: MaelmConfig) -> None:
+        super().__init__(config)
+        self.mpnet = MaelmModel(config, add_pooling_layer=False)
+        self.post_init()

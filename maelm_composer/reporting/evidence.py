@@ -1,0 +1,153 @@
+"""The committed records of one scale, and which of them speak about a model and a task.
+
+::
+
+    results/<scale>/records/
+      pretraining/<run name>.json   a run's record.json
+      pretraining/<run name>.csv    its metrics.csv, whole or thinned
+      finetuning/<key>.json
+      rank/<key>.json
+"""
+
+import csv
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maelm_composer.errors import InputError
+from maelm_composer.reporting.artefacts import DEMO, Model
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything recorded at one scale."""
+
+    scale: str
+    runs: dict[str, Record]  # finished pretraining runs by name
+    curves: dict[str, list[dict[str, str]]]  # rows of metrics.csv by run name
+    finetunings: list[Record]  # finished
+    failures: list[Record]
+    ranks: list[Record]
+
+    def find_run(self, model: Model) -> Record | None:
+        """The finished pretraining run of ``model``."""
+        return self.runs.get(model.run_name(self.scale))
+
+    def find_rank(self, model: Model) -> Record | None:
+        """The rank record of the final checkpoint.
+
+        Raises:
+            InputError: more than one, so that it is not clear which is meant.
+        """
+        run = self.find_run(model)
+        found = [r for r in self.ranks if run is not None and _is_of(r, run, run['samples'])]
+        if len(found) > 1:
+            keys = ', '.join(r['key'] for r in found)
+            raise InputError(f'{len(found)} rank records of {found[0]["checkpoint"]["run_name"]} ({keys}): keep one')
+        return found[0] if found else None
+
+    def checkpoints_with(self, model: Model, task: str) -> list[int]:
+        """Samples of the checkpoints of ``model`` from which ``task`` was fine-tuned, ascending."""
+        run = self.find_run(model)
+        if run is None:
+            return []
+        name = run['run_name']
+        found = {r['checkpoint']['samples'] for r in self.finetunings if r['task'] == task}
+        return sorted(s for s in found if s is not None and self._select(name, task, s))
+
+    def select_finetunings(self, model: Model, task: str, samples: int | None = None) -> list[Record]:
+        """The records, one a seed, of the selected point of ``task`` from a checkpoint of ``model``.
+
+        The selected point has the most seeds, among equals the best median score, among equals the first key. So a grid
+        on one seed followed by its best point on five, and a grid on five seeds, are both read by one rule.
+
+        Args:
+            samples: which checkpoint; None: the run's last.
+        """
+        run = self.find_run(model)
+        return (
+            [] if run is None else self._select(run['run_name'], task, run['samples'] if samples is None else samples)
+        )
+
+    def _select(self, run_name: str, task: str, samples: int) -> list[Record]:
+        run = self.runs[run_name]
+        found = [r for r in self.finetunings if r['task'] == task and _is_of(r, run, samples)]
+        where = f'{task} from {run_name} at {samples} samples'
+        _assert_one(found, where, 'protocol', lambda r: r['protocol'])
+        _assert_one(found, where, 'data_hash', lambda r: r['data_hash'])
+        _assert_one(found, where, 'checkpoint', lambda r: r['checkpoint']['hash'])
+        points: dict[str, list[Record]] = defaultdict(list)
+        for record in sorted(found, key=lambda r: (r['seed'], r['key'])):
+            points[json.dumps(record['point'], sort_keys=True)].append(record)
+        return max(points.values(), key=_merit, default=[])
+
+
+def load_evidence(folder: Path, scale: str) -> Evidence:
+    """Read ``folder``/records.
+
+    Raises:
+        InputError: nothing there, a file that is no record, or a demo task among another scale's records.
+    """
+    records = folder / 'records'
+    if not records.is_dir():
+        there = sorted(p.parent.name for p in folder.parent.glob('*/records'))
+        raise InputError(f'no records in {records}: run the benchmark suite first; scales with records: {there}')
+    runs = {r['run_name']: r for r in _read_all(records / 'pretraining', ('run_name', 'status', 'provenance'))}
+    finetunings = _read_all(
+        records / 'finetuning', ('key', 'status', 'task', 'seed', 'point', 'protocol', 'checkpoint')
+    )
+    for record in finetunings:
+        if scale != DEMO and record['protocol'].get('source') == DEMO:
+            raise InputError(f'{records}/finetuning: {record["key"]} is a demo task, which is no evidence at {scale}')
+    return Evidence(
+        scale=scale,
+        runs={name: run for name, run in runs.items() if run['status'] == 'finished'},
+        curves={path.stem: _read_curve(path) for path in sorted((records / 'pretraining').glob('*.csv'))},
+        finetunings=[r for r in finetunings if r['status'] == 'finished'],
+        failures=[r for r in finetunings if r['status'] == 'failed'],
+        ranks=_read_all(records / 'rank', ('key', 'checkpoint', 'layers')),
+    )
+
+
+def _read_all(folder: Path, needed: tuple[str, ...]) -> list[Record]:
+    records = []
+    for path in sorted(folder.glob('*.json')):
+        try:
+            record = json.loads(path.read_text(encoding='utf-8'))
+        except ValueError as error:
+            raise InputError(f'{path} is not JSON: {error}') from None
+        missing = [key for key in needed if not isinstance(record, dict) or key not in record]
+        if missing:
+            raise InputError(f'{path} is no {folder.name} record: it has no {missing[0]}')
+        records.append(record)
+    return records
+
+
+def _read_curve(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding='utf-8', newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def _is_of(record: Record, run: Record, samples: int) -> bool:
+    checkpoint = record['checkpoint']
+    return bool(checkpoint['run_name'] == run['run_name'] and checkpoint['samples'] == samples)
+
+
+def _assert_one(records: list[Record], where: str, what: str, read: Any) -> None:
+    """Records that differ in ``what`` must not be compared as if they were one experiment."""
+    for record in records[1:]:
+        if read(record) != read(records[0]):
+            raise InputError(
+                f'{where}: records {records[0]["key"]} and {record["key"]} differ in {what}: keep those of one'
+            )
+
+
+def _merit(point: list[Record]) -> tuple[int, float]:
+    scores = sorted(record['score'] for record in point)
+    middle = len(scores) // 2
+    median = scores[middle] if len(scores) % 2 else (scores[middle - 1] + scores[middle]) / 2
+    return len(point), median

@@ -1,0 +1,200 @@
+"""Rows -> figures as PNG and SVG, the same bytes every time; readable in greyscale. Computes nothing."""
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from maelm_composer.reporting.artefacts import label_of
+from maelm_composer.reporting.rows import Row
+from maelm_composer.reporting.verdicts import is_comparable
+
+Style = dict[str, Any]
+
+# No dates, no random ids, no version of the library in the files.
+matplotlib.use('Agg')
+SETTINGS: Any = {
+    'svg.hashsalt': 'maelm-composer',
+    'font.family': 'DejaVu Sans',
+    'font.size': 10,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.grid': True,
+    'axes.axisbelow': True,
+    'grid.color': '#dddddd',
+    'axes.titlesize': 10,
+    'legend.frameon': False,
+    'legend.fontsize': 9,
+}
+PANEL = (4.6, 3.6)  # inches
+# Each differs from the others in brightness, marker and line.
+DARK: Style = {'color': '#12355b', 'marker': 'o', 'linestyle': '-'}
+LIGHT: Style = {'color': '#e07b39', 'marker': 's', 'linestyle': '--'}
+MIDDLE: Style = {'color': '#5d8a66', 'marker': '^', 'linestyle': ':'}
+STYLES = {'RoBERTa': DARK, 'MAE-LM': LIGHT}
+
+
+def draw_figure1(rows: Sequence[Row]) -> Figure:
+    figure, (left, right) = _panels(2)
+    _plot(left, _find(rows, 'rank_with_masks'), 'input with [MASK]', DARK)
+    _plot(left, _find(rows, 'rank_real'), 'input without [MASK]', LIGHT)
+    _plot(right, _find(rows, 'rank_masks'), '[MASK] positions', DARK)
+    _finish(left, 'RoBERTa, all rows', 'layer', '0.9-effective rank')
+    _finish(right, 'RoBERTa, [MASK] rows', 'layer', '0.9-effective rank')
+    return figure
+
+
+def draw_figure3(rows: Sequence[Row]) -> Figure | None:
+    scores = [r for r in rows if r.unit == 'percent' and r.value is not None]
+    costs = {(r.row, r.column, r.x): r.value for r in rows if r.column in ('hours', 'flops') and r.value is not None}
+    names = {'hours': 'pretraining time [hours]', 'samples': 'pretraining samples', 'flops': 'pretraining FLOPs'}
+    axes_named = [n for n in names if n == 'samples' or any(column == n for _, column, _ in costs)]
+    figure, panels = _panels(len(axes_named))
+    for panel, name in zip(panels, axes_named, strict=True):
+        for model, style in STYLES.items():
+            points = [(r.x if name == 'samples' else costs[model, name, r.x], r) for r in scores if r.row == model]
+            if not points:
+                continue
+            is_final_only = len(points) == 1
+            _plot(panel, points, f'{model}{", final" if is_final_only else ""}', style)
+            if model == 'RoBERTa':
+                x, last = max(points, key=lambda point: point[0] or 0)
+                panel.axhline(last.value or 0, color=style['color'], linewidth=0.8, linestyle=(0, (1, 2)))
+                panel.axvline(x or 0, color=style['color'], linewidth=0.8, linestyle=(0, (1, 2)))
+        panel.set_xlim(left=0)
+        _finish(panel, '', names[name], f'{label_of(scores[0].column)} [%]', whole=False)
+    return figure
+
+
+def draw_figure4(rows: Sequence[Row]) -> Figure:
+    columns = list(dict.fromkeys(r.column for r in rows if r.x is not None))
+    figure, panels = _panels(2)
+    for panel, column, style in zip(panels, columns, (DARK, LIGHT), strict=True):
+        points = _find(rows, column)
+        _plot(panel, points, 'median over seeds', style)
+        paper = [(r.x, r.paper) for _, r in points if r.paper is not None]
+        if paper and is_comparable(points[0][1].scale):
+            panel.plot(*zip(*paper, strict=True), label='paper', linewidth=0, marker='x', color='#555555')
+        elif paper:  # far off on this scale: in words
+            numbers = ', '.join(f'{value:g} at δ = {x:g}' for x, value in paper)
+            panel.text(0.0, 1.02, f'paper, base: {numbers}', transform=panel.transAxes, fontsize=8, color='#555555')
+        _finish(panel, '', 'δ, share of the [MASK]s that the encoder sees', f'{label_of(column)} [%]', whole=False)
+        panel.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    return figure
+
+
+def draw_figure5(rows: Sequence[Row]) -> Figure:
+    figure, (left, right) = _panels(2)
+    _plot(left, _find(rows, 'rank_with_masks', 'RoBERTa'), 'RoBERTa, input with [MASK]', MIDDLE)
+    for model, style in STYLES.items():
+        _plot(left, _find(rows, 'rank_real', model), f'{model}, input without [MASK]', style)
+        during = [(r.x, r) for r in rows if r.row == model and r.x_unit == 'epoch']
+        _plot(right, during, model, style)
+    _finish(left, 'after pretraining', 'layer', '0.9-effective rank')
+    _finish(right, 'during fine-tuning, last layer', 'epoch', '0.9-effective rank')
+    return figure
+
+
+def draw_subspace(rows: Sequence[Row]) -> Figure:
+    figure, panels = _panels(3)
+    names = {
+        'mask_outside_share': ("[MASK] energy outside the real tokens' span", 'share'),
+        'rank_one_residual': ('real tokens: distance from rank one', 'relative residual'),
+        'principal_angle_2': ('median principal angle, real and [MASK] rows', 'degrees'),
+    }
+    for panel, (column, (title, label)) in zip(panels, names.items(), strict=True):
+        for model, style in STYLES.items():
+            _plot(panel, _find(rows, column, model), model, style)
+        _finish(panel, title, 'layer', label)
+        panel.set_ylim(bottom=0)
+    return figure
+
+
+def draw_training(rows: Sequence[Row]) -> Figure:
+    figure, (panel,) = _panels(1)
+    for model, style in STYLES.items():
+        _plot(
+            panel, _find(rows, 'train_loss', model), None, {**style, 'marker': '', 'linestyle': '-', 'linewidth': 0.8}
+        )
+        _plot(panel, _find(rows, 'eval_loss', model), f'{model}, validation', style)
+    _finish(panel, 'thin: training loss', 'samples', 'loss at masked positions [nats]', whole=False)
+    return figure
+
+
+DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure | None]] = {
+    'figure1': draw_figure1,
+    'figure3': draw_figure3,
+    'figure4': draw_figure4,
+    'figure5': draw_figure5,
+    'subspace': draw_subspace,
+    'training': draw_training,
+}
+
+
+def write_figure(folder: Path, name: str, rows: Sequence[Row]) -> bool:
+    """Draw ``name`` into ``folder`` as .png and .svg; False, and no file, where no row has a value."""
+    paths = [folder / f'{name}.{suffix}' for suffix in ('png', 'svg')]
+    if not any(r.value is not None and r.x is not None for r in rows):
+        for path in paths:
+            path.unlink(missing_ok=True)
+        return False
+    with matplotlib.rc_context(SETTINGS):
+        figure = DRAWINGS[name](rows)
+        assert figure is not None
+        for path, metadata in zip(paths, ({'Software': None}, {'Date': None, 'Creator': None}), strict=True):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata)
+            _write(path, buffer.getvalue())
+    return True
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A reader sees the old file or the new one."""
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+Points = list[tuple[float | None, Row]]
+
+
+def _find(rows: Sequence[Row], column: str, row: str | None = None) -> Points:
+    """(x, row) of the points of ``column`` that have a value, along x."""
+    found = [(r.x, r) for r in rows if r.column == column and r.x is not None and r.value is not None]
+    return sorted(((x, r) for x, r in found if row is None or r.row == row), key=lambda point: point[0] or 0)
+
+
+def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
+    figure = Figure(figsize=(PANEL[0] * count, PANEL[1]), layout='constrained')
+    return figure, figure.subplots(1, count, squeeze=False)[0]
+
+
+def _plot(panel: Axes, points: Points, label: str | None, style: Style) -> None:
+    """A line with its 95 % intervals as bars."""
+    known: Any = [(x, r.value, r.low, r.high) for x, r in points if r.value is not None]
+    if not known:
+        return
+    panel.plot(*zip(*[point[:2] for point in known], strict=True), label=label, **{'markersize': 5, **style})
+    for x, value, low, high in known:
+        if low is not None:
+            panel.errorbar(x, value, [[value - low], [high - value]], color=style['color'], capsize=3, linewidth=1.2)
+
+
+def _finish(panel: Axes, title: str, x_label: str, y_label: str, whole: bool = True) -> None:
+    panel.set_title(title, loc='left')
+    panel.set_xlabel(x_label)
+    panel.set_ylabel(y_label)
+    if whole:
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if y_label.endswith('rank'):
+        panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(loc='upper center', bbox_to_anchor=(0.5, -0.18), ncols=2)
+    else:
+        panel.text(0.5, 0.5, 'not recorded', transform=panel.transAxes, ha='center', color='#777777')

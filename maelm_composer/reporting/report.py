@@ -1,0 +1,50 @@
+"""Records -> tables, figures and one page. Needs no torch, and changes nothing when repeated."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from maelm_composer.records import write_text
+from maelm_composer.reporting.artefacts import ARTEFACTS
+from maelm_composer.reporting.curves import build_figure1, build_figure4, build_figure5, build_subspace, build_training
+from maelm_composer.reporting.evidence import load_evidence
+from maelm_composer.reporting.figures import DRAWINGS, write_figure
+from maelm_composer.reporting.page import render_page
+from maelm_composer.reporting.race import build_figure3
+from maelm_composer.reporting.rows import Row, load_published, write_rows
+from maelm_composer.reporting.tables import Book, build_table1, build_table2, build_table3
+
+BUILDERS: dict[str, Callable[[Book], list[Row]]] = {
+    'table1': build_table1,
+    'table2': build_table2,
+    'table3': build_table3,
+    'figure1': build_figure1,
+    'figure3': build_figure3,
+    'figure4': build_figure4,
+    'figure5': build_figure5,
+    'subspace': build_subspace,
+    'training': build_training,
+}
+
+
+def report(scale: str, results: Path) -> Path:
+    """Make every CSV, figure and the page of ``results``/``scale`` again from its records; returns the page's path.
+
+    Raises:
+        InputError: no records, or records that contradict each other.
+    """
+    folder = results / scale
+    tables = build_tables(scale, results)
+    pictures = {}
+    for name, rows in tables.items():
+        write_rows(folder / f'{name}.csv', rows)
+        if name in DRAWINGS and write_figure(folder, name, rows):
+            pictures[name] = (folder / f'{name}.svg').read_bytes()
+    page = folder / 'report.html'
+    write_text(page, render_page(scale, tables, pictures))
+    return page
+
+
+def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
+    """Rows of every artefact, in the order of :data:`ARTEFACTS`."""
+    book = Book(load_evidence(results / scale, scale), load_published(results / 'paper'))
+    return {artefact.name: BUILDERS[artefact.name](book) for artefact in ARTEFACTS}

@@ -1,0 +1,232 @@
+"""What a rank holds and sends in a step, for any recipe, sharding and number of ranks: arithmetic alone, no torch.
+
+``python -m maelm_composer.training.scaling`` prints the tables of docs/scaling.md. All sizes are bytes. Weights,
+gradients, Adam's moments and whatever is sent are fp32; products and what they keep for the backward pass are bf16.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+from maelm_composer.config import DecoderAttention, DecoderConfig, ModelConfig, PretrainingConfig, Sharding
+from maelm_composer.masking.draw import count_masked
+from maelm_composer.model.cost import count_forward_flops
+from maelm_composer.recipe import load_config
+from maelm_composer.training.plan import FORWARD_AND_BACKWARD
+
+FP32, BF16 = 4, 2
+Parameter = tuple[int, int]  # size of the first axis, which FSDP2 divides among the ranks; product of the others
+
+RECIPES = ('base', 'base_pp', 'large_pp')
+WORLD_SIZES = (1, 8, 64, 512)
+GPU_BYTES = 80e9
+PEAK_FLOPS, MODEL_FLOPS_UTILIZATION = 989e12, 0.4  # H100, dense bf16; the share that the recipes' headers assume
+# Bytes a second out of a machine's part of the ring: NVLink, and eight 400 Gb/s cards a machine, are about equal.
+FAST_LINK, SLOW_LINK = 300e9, 10e9  # the second: one 100 Gb/s card a machine
+
+
+def list_parameters(model: ModelConfig) -> list[list[Parameter]]:
+    """What FSDP2 gathers at once: first what the root keeps (embeddings, head and norms), then layer by layer."""
+    size, decoder = model.hidden_size, model.decoder
+    head = size if decoder is None else decoder.hidden_size
+    root = [(model.vocab_size, size), (model.max_seq_len, size), (size, 2)]
+    root += [(model.relative_position_buckets, model.num_attention_heads), (head, head + 3), (model.vocab_size, 1)]
+    layers = model.num_hidden_layers * [_list_layer(model, num_attentions=1)]
+    if head != size:
+        root.append((size, head))  # the head's way back to the token table's width
+    if decoder is not None:
+        root += [(model.max_seq_len, head), (head, 2)]
+        if decoder.attention is not DecoderAttention.cross:
+            root.append((decoder.relative_position_buckets, decoder.num_attention_heads))
+        if head != size:
+            root.append((head, size + 1))
+        num_attentions = 2 if decoder.attention.name.endswith('_cross') else 1
+        layers += decoder.num_hidden_layers * [_list_layer(decoder, num_attentions)]
+    return [root, *layers]
+
+
+def _list_layer(stack: ModelConfig | DecoderConfig, num_attentions: int) -> list[Parameter]:
+    """A weight and its bias have one first axis, and so count as one; so do a norm's two vectors."""
+    size, inner = stack.hidden_size, stack.intermediate_size
+    attention = [(3 * size, size + 1), (size, size + 3)]
+    return num_attentions * attention + [(inner, size + 1), (size, inner + 3)]
+
+
+def count_padded(parameters: Sequence[Parameter], world_size: int) -> int:
+    """Numbers in all shards together: FSDP2 pads the first axis to a multiple of the ranks."""
+    return sum(ceil(first / world_size) * world_size * rest for first, rest in parameters)
+
+
+def collect_payloads(model: ModelConfig, sharding: Sharding, world_size: int, passes: int = 1) -> dict[str, int]:
+    """Bytes of the whole tensors that each kind of collective moves in one optimizer step.
+
+    DDP reduces once a step. FSDP2 as Composer drives it gathers and reduces in each of the ``passes`` forward and
+    backward passes that a step is cut into. The root is gathered once a pass in any case.
+    """
+    groups = list_parameters(model)
+    if sharding is Sharding.ddp:
+        return {'all_reduce': FP32 * sum(count_padded(group, 1) for group in groups)}
+    root, *layers = (FP32 * passes * count_padded(group, world_size) for group in groups)
+    gathers = 2 if sharding is Sharding.full_shard else 1
+    return {'all_gather': root + gathers * sum(layers), 'reduce_scatter': root + sum(layers)}
+
+
+def count_sent(payloads: dict[str, int], world_size: int) -> float:
+    """Bytes that a rank sends: a ring passes all but its own 1/n of a tensor on, an all-reduce twice."""
+    times = {'all_reduce': 2, 'all_gather': 1, 'reduce_scatter': 1}
+    return sum(times[name] * size for name, size in payloads.items()) * (world_size - 1) / world_size
+
+
+def estimate_state(model: ModelConfig, sharding: Sharding, world_size: int) -> dict[str, float]:
+    """Bytes on one rank that do not depend on the rows of a batch."""
+    groups = list_parameters(model)
+    total, largest = (FP32 * f(count_padded(group, 1) for group in groups) for f in (sum, max))
+    kept = total / world_size
+    working = total  # DDP's buckets, into which it copies the gradients
+    match sharding:
+        case Sharding.ddp:
+            kept, working = total, total if world_size > 1 else 0
+        case Sharding.shard_grad_op:
+            working = total + 2 * largest  # all weights; one group's gradients and their copy to be reduced
+        case Sharding.full_shard:
+            root, *layers = (FP32 * count_padded(group, 1) for group in groups)
+            working = root + 2 * max(layers) + 2 * largest  # a layer's weights, the next one's, and gradients as above
+    return {
+        'weights': kept,
+        'gradients': kept,
+        'moments': 2 * kept,
+        'working': working,
+        # Autocast's copies of the weights; the backward pass holds them whatever the sharding.
+        'bf16 weights': total * BF16 / FP32,
+    }
+
+
+def estimate_activations(config: PretrainingConfig) -> float:
+    """Bytes that one row keeps for the backward pass, without recomputation (attention: a fused kernel)."""
+    model, decoder = config.model, config.model.decoder
+    visible, masked = count_visible(config)
+    stacks: list[tuple[ModelConfig | DecoderConfig, int]] = [(model, visible)]
+    if decoder is not None:
+        stacks.append((decoder, model.max_seq_len))
+    kept = 0.0
+    for stack, length in stacks:
+        size, layers = stack.hidden_size, stack.num_hidden_layers
+        kept += layers * length * _keep_a_token(stack)
+        kept += length * _keep_a_norm(stack)  # the embeddings'
+        if stack.attention_probs_dropout_prob:  # FlexAttention has none, and SDPA reads a dense bias
+            kept += BF16 * length**2 * (stack.num_attention_heads if stack.relative_position_buckets else 1)
+    # The last layer, on M positions; of the others only its input, keys and values.
+    kept -= (length - masked) * (_keep_a_token(stack) - BF16 * 3 * size)
+    logits = masked * model.vocab_size * (BF16 + FP32)  # as the Trainer holds them, and their log-softmax
+    return kept + logits + masked * size * (3 * BF16 + FP32)
+
+
+def _keep_a_token(stack: ModelConfig | DecoderConfig) -> float:
+    """Bytes of one token in one layer."""
+    size, inner = stack.hidden_size, stack.intermediate_size
+    attention = BF16 * (1 + 3 + 1) * size  # input, query, key and value, output
+    feed_forward = BF16 * (size + 2 * inner)  # input, before and after GELU
+    return attention + feed_forward + 2 * _keep_a_norm(stack)
+
+
+def _keep_a_norm(stack: ModelConfig | DecoderConfig) -> float:
+    """Bytes of one token: LayerNorm's input, and what dropout let through beside it, a byte each."""
+    return (FP32 + (1 if stack.hidden_dropout_prob else 0)) * stack.hidden_size
+
+
+def count_visible(config: PretrainingConfig) -> tuple[int, int]:
+    """S and M of a row: tokens that the encoder sees, positions to predict."""
+    masking, length = config.masking, config.model.max_seq_len
+    _, masked = count_masked(masking.mlm_probability, length, masking.rounds_at_random)
+    return length - masked + round(masking.encoder_mask_fraction * masked), masked
+
+
+def choose_microbatch(config: PretrainingConfig, sharding: Sharding, world_size: int) -> int:
+    """The most rows of a forward pass, halved from a rank's share until all fits into 90 % of ``GPU_BYTES``."""
+    rows = config.training.global_train_batch_size // world_size
+    free = 0.9 * GPU_BYTES - sum(estimate_state(config.model, sharding, world_size).values())
+    while rows > 1 and rows * estimate_activations(config) > free:
+        rows //= 2
+    return rows
+
+
+def estimate_compute(config: PretrainingConfig, world_size: int) -> float:
+    """Seconds of an optimizer step without communication."""
+    flops = sum(count_forward_flops(config.model, *count_visible(config)).values())
+    rows = config.training.global_train_batch_size / world_size
+    return FORWARD_AND_BACKWARD * flops * rows / (MODEL_FLOPS_UTILIZATION * PEAK_FLOPS)
+
+
+def estimate_communication(config: PretrainingConfig, sharding: Sharding, world_size: int, link: float) -> float:
+    """Seconds that a step's bytes take at ``link`` bytes a second, were nothing computed meanwhile; no latency."""
+    rows = config.training.global_train_batch_size // world_size
+    passes = rows // choose_microbatch(config, sharding, world_size)
+    return count_sent(collect_payloads(config.model, sharding, world_size, passes), world_size) / link
+
+
+def draw_tables(folder: str = 'yamls') -> dict[str, str]:
+    """The Markdown tables of docs/scaling.md by name."""
+    configs = {
+        name: load_config(PretrainingConfig, [f'{folder}/{name}.yaml'], ['run_name=plan', 'save_folder=plan'])
+        for name in RECIPES
+    }
+    return {
+        'batch': _draw_batch(configs),
+        'memory': _draw_by_world_size(
+            configs, lambda config, *at: f'{sum(estimate_state(config.model, *at).values()) / 1e9:.2f}'
+        ),
+        'traffic': _draw_by_world_size(
+            configs,
+            lambda config, *at: f'{count_sent(collect_payloads(config.model, *at), at[1]) / 1e9:.2f}',
+        ),
+        'time': _draw_time(configs),
+    }
+
+
+def _draw_batch(configs: dict[str, PretrainingConfig]) -> str:
+    head = ['', 'parameters', 'activations of a row, MB', *(f'{n} GPU{"s" * (n > 1)}' for n in WORLD_SIZES)]
+    lines = []
+    for name, config in configs.items():
+        parameters = sum(count_padded(group, 1) for group in list_parameters(config.model))
+        cells = []
+        for n in WORLD_SIZES:
+            rows = config.training.global_train_batch_size // n
+            microbatch = choose_microbatch(config, Sharding.ddp, n)
+            cells.append(f'{rows} = {rows // microbatch} × {microbatch}')
+        lines.append([name, f'{parameters:,}', f'{estimate_activations(config) / 1e6:.0f}', *cells])
+    return _to_markdown(head, lines)
+
+
+def _draw_by_world_size(
+    configs: dict[str, PretrainingConfig], cell: Callable[[PretrainingConfig, Sharding, int], str]
+) -> str:
+    head = ['', 'training.sharding', *(f'{n} GPU{"s" * (n > 1)}' for n in WORLD_SIZES)]
+    return _to_markdown(
+        head,
+        [
+            [name, f'`{sharding.value}`', *(cell(config, sharding, n) for n in WORLD_SIZES)]
+            for name, config in configs.items()
+            for sharding in Sharding
+        ],
+    )
+
+
+def _draw_time(configs: dict[str, PretrainingConfig]) -> str:
+    head = ['', 'GPUs', 'compute, ms', *(f'`{s.value}`, fast / slow link, ms' for s in Sharding)]
+    lines = []
+    for name, config in configs.items():
+        for n in WORLD_SIZES[1:]:
+            links = (FAST_LINK, SLOW_LINK if n > 8 else FAST_LINK)
+            times = [[1e3 * estimate_communication(config, s, n, link) for link in links] for s in Sharding]
+            cells = [f'{fast:.0f} / {slow:.0f}' for fast, slow in times]
+            lines.append([name, str(n), f'{1e3 * estimate_compute(config, n):.1f}', *cells])
+    return _to_markdown(head, lines)
+
+
+def _to_markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ['---', *('---:' for _ in head[1:])]
+    return ''.join('| ' + ' | '.join(line) + ' |\n' for line in (head, rule, *lines))
+
+
+if __name__ == '__main__':
+    for table_name, table in draw_tables().items():
+        print(f'{table_name}\n\n{table}')

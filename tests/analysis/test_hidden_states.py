@@ -1,0 +1,149 @@
+"""What is fed to the encoder, and which of its states count."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from maelm_composer.analysis.hidden_states import NOT_REAL, View, iterate_views, split_blocks
+from maelm_composer.analysis.rows import RowSource, find_shards, find_text
+from maelm_composer.config import DataConfig
+from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained
+from maelm_composer.finetuning.rank_curve import rank_of_encoder
+
+
+@pytest.fixture(scope='module')
+def pretrained(folder) -> Pretrained:
+    return load_pretrained(str(folder / 'run'))
+
+
+@pytest.fixture
+def source(folder, pretrained) -> RowSource:
+    return find_shards(DataConfig(remote=str(folder / 'shards')), pretrained.tokenizer, pretrained.max_seq_len)
+
+
+def views_of(source: RowSource, max_tokens: int = 10**9, is_packed: bool = True, seed: int = 17) -> list[View]:
+    rules = {'max_tokens': max_tokens, 'mlm_probability': 0.15, 'seed': seed, 'is_packed': is_packed}
+    return list(iterate_views(source, **rules))
+
+
+def test_a_view_is_the_rows_without_and_with_their_masks(source, pretrained):
+    mask_id = pretrained.tokenizer.mask_token_id
+    rows = torch.stack([torch.from_numpy(row.astype('int64')) for row in source.open()])
+    views = views_of(source)
+    plain, masked, is_real, is_masked = (
+        torch.cat([getattr(view, name) for view in views])
+        for name in ('plain_ids', 'masked_ids', 'is_real', 'is_masked')
+    )
+    assert torch.equal(plain, rows)
+    assert not (plain == mask_id).any()
+    assert torch.equal(masked, torch.where(is_masked, mask_id, rows))
+    assert (is_masked.sum(1) == round(0.15 * rows.shape[1])).all()
+    assert not (is_masked & ~is_real).any()
+    assert torch.equal(is_real, (rows != CLS_ID) & (rows != SEP_ID) & (rows != PAD_ID))
+
+
+def test_masks_follow_the_seed(source):
+    once, again, other = (views_of(source, seed=seed)[0].is_masked for seed in (1, 1, 2))
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+
+
+@pytest.mark.parametrize('max_tokens', [1, 100, 1000])
+def test_whole_rows_until_there_are_enough_tokens(source, max_tokens):
+    is_real = torch.cat([view.is_real for view in views_of(source, max_tokens)])
+    assert is_real.sum() >= max_tokens
+    assert is_real[:-1].sum() < max_tokens
+
+
+def test_text_gives_the_rows_that_the_shards_hold(folder, source, pretrained):
+    text = find_text([str(folder / 'text.txt')], pretrained.tokenizer, pretrained.max_seq_len)
+    ours, theirs = views_of(text)[0], views_of(source)[0]
+    assert torch.equal(ours.plain_ids, theirs.plain_ids)
+    assert torch.equal(ours.masked_ids, theirs.masked_ids)
+
+
+def test_special_ids_in_other_places_are_mapped(folder):
+    """BERT's order: [PAD] 0, [UNK], [CLS], [SEP], [MASK], the words; masks are drawn in the suite's ids."""
+    words = sorted(set((folder / 'text.txt').read_text().split()))
+    specials = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
+    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*specials, *words[3:]])}, unk_token='[UNK]'))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = dict(zip(['pad_token', 'unk_token', 'cls_token', 'sep_token', 'mask_token'], specials, strict=True))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    source = find_text([str(folder / 'text.txt')], tokenizer, 48)
+    text = ' '.join((folder / 'text.txt').read_text().split())
+    for view in views_of(source):
+        pad, unknown, cls, sep, mask = range(5)
+        assert torch.equal(~view.is_real, torch.isin(view.plain_ids, torch.tensor([pad, cls, sep])))
+        assert (view.plain_ids[view.is_real] == unknown).any()  # a word without a piece is a token all the same
+        assert torch.equal(view.masked_ids == mask, view.is_masked)
+        assert (view.plain_ids[:, 0] == cls).all()
+        lines = [row[1 : int((row == sep).nonzero()[0])].tolist() for row in view.plain_ids]
+        known = [' '.join(words[3:][i - 5] for i in line) for line in lines if unknown not in line]
+        assert len(known) > len(lines) / 2
+        assert all(line in text for line in known)
+        for piece in split_blocks(view, pad):
+            assert (piece.plain_ids[:, 0] == cls).all()
+
+
+def test_a_tokenizer_without_mask_is_refused(folder):
+    backend = Tokenizer(models.WordLevel({'the': 0, 'x': 1}, unk_token='x'))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, cls_token='x', pad_token='x', sep_token='x')
+    with pytest.raises(InputError, match='mask_token'):
+        find_text([str(folder / 'text.txt')], tokenizer, 48)
+
+
+def test_a_block_alone_has_the_states_that_it_has_in_its_row(source, pretrained):
+    packed = views_of(source, 2000)[0]
+    assert packed.segment_ids.max() > 1
+    split = views_of(source, 2000, is_packed=False)
+    assert all((view.segment_ids <= 1).all() for view in split)
+    assert sum(int((view.segment_ids == 1).sum()) for view in split) == int((packed.segment_ids > 0).sum())
+    for ids, which in (('plain_ids', 'is_real'), ('masked_ids', 'is_masked')):
+        states = []
+        for views in ([packed], split):
+            with torch.inference_mode():
+                given = [(getattr(v, ids), v.position_ids, v.segment_ids) for v in views]
+                found = [pretrained.encoder(*g)[getattr(v, which)] for g, v in zip(given, views, strict=True)]
+            rows = torch.cat(found)
+            states.append(rows[rows[:, 0].argsort()])
+        torch.testing.assert_close(*states)
+
+
+def test_padding_is_no_token(source):
+    view = views_of(source, 2000)[0]
+    for piece in split_blocks(view, PAD_ID):
+        is_padding = piece.segment_ids == 0
+        assert (piece.plain_ids[is_padding] == PAD_ID).all()
+        assert not piece.is_real[is_padding].any()
+
+
+def test_rank_of_encoder_is_that_of_its_last_states(source, pretrained):
+    encoder = pretrained.encoder
+    rows, batches = [], []
+    for view in views_of(source, is_packed=False):
+        batches.append(
+            {'input_ids': view.plain_ids, 'position_ids': view.position_ids, 'segment_ids': view.segment_ids}
+        )
+        with torch.inference_mode():
+            *_, last = encoder.layer_states(*batches[-1].values())
+        rows.append(last[view.is_real])
+        batches[-1]['input_ids'] = view.plain_ids.masked_fill(view.segment_ids == 0, 100)  # padding, whatever its id
+    squares = torch.linalg.svdvals(torch.cat(rows).double()).square()
+    wanted = int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
+    encoder.train()
+    assert rank_of_encoder(encoder, batches, NOT_REAL) == wanted
+    assert encoder.training
+    encoder.eval()
+    assert 1 < wanted < encoder.token_embeddings.weight.shape[1]
+
+
+def test_rank_of_encoder_without_tokens_is_refused(pretrained):
+    only_specials = torch.tensor([NOT_REAL])
+    batch = {'input_ids': only_specials, 'position_ids': only_specials, 'segment_ids': torch.ones(1, 3).long()}
+    for batches in ([], [batch]):
+        with pytest.raises(InputError, match='0 rows'):
+            rank_of_encoder(pretrained.encoder, batches, NOT_REAL)

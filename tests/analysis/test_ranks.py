@@ -1,0 +1,174 @@
+"""The rank record: true to the definition, measured once, from our checkpoints and Hugging Face's."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import RobertaConfig, RobertaModel
+
+from maelm_composer.analysis.hidden_states import iterate_views
+from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
+from maelm_composer.analysis.rows import find_shards
+from maelm_composer.config import DataConfig, Implementation, Precision
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.pretrained import load_pretrained
+
+N, V, D = 48, 320, 32
+
+
+@pytest.fixture
+def measure(folder, tmp_path):
+    """``measure(text=..., ...)``: the record of the run, kept in tmp_path."""
+
+    def call(checkpoint='run/latest', options=None, **arguments):
+        where = str(folder / checkpoint)
+        return analyze_ranks(where, options or RankOptions(), folder=str(tmp_path / 'ranks'), **arguments)
+
+    return call
+
+
+@pytest.fixture(scope='module')
+def roberta(folder):
+    """A Hugging Face RoBERTa with the run's tokenizer and random weights."""
+    config = RobertaConfig(
+        vocab_size=V,
+        hidden_size=D,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=N + 2,
+        type_vocab_size=1,
+        pad_token_id=1,
+        initializer_range=0.2,
+        layer_norm_eps=1e-5,
+    )
+    return save(RobertaModel(config, add_pooling_layer=False), folder, 'roberta')
+
+
+def save(model, folder, name):
+    model.save_pretrained(folder / name)
+    for file in (folder / 'run/tokenizer').iterdir():
+        shutil.copy(file, folder / name)
+    return name
+
+
+def rank_by_svd(rows: torch.Tensor, centered: bool = False) -> int:
+    rows = rows.double()
+    squares = torch.linalg.svdvals(rows - rows.mean(0) if centered else rows).square()
+    return int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
+
+
+@pytest.mark.parametrize('centered', [False, True])
+def test_every_number_of_the_last_layer_from_the_states_themselves(folder, measure, centered):
+    record = measure(options=RankOptions(centered=centered))
+    pretrained = load_pretrained(str(folder / 'run'))
+    source = find_shards(DataConfig(remote=str(folder / 'shards')), pretrained.tokenizer, N)
+    real, kept, masks = [], [], []
+    for view in iterate_views(source, max_tokens=10**9, mlm_probability=0.15, seed=17, is_packed=True):
+        with torch.inference_mode():
+            plain = pretrained.encoder(view.plain_ids, view.position_ids, view.segment_ids)
+            masked = pretrained.encoder(view.masked_ids, view.position_ids, view.segment_ids)
+        real.append(plain[view.is_real])
+        kept.append(masked[view.is_real & ~view.is_masked])
+        masks.append(masked[view.is_masked])
+    real, kept, masks = (torch.cat(rows) for rows in (real, kept, masks))
+    last = record['layers'][-1]
+    assert [layer['layer'] for layer in record['layers']] == [0, 1, 2]
+    assert (record['tokens'], record['mask_tokens']) == (len(real), len(masks))
+    assert last['rank_real'] == rank_by_svd(real, centered)
+    assert last['rank_with_masks'] == rank_by_svd(torch.cat([kept, masks]), centered)
+    assert last['rank_real_with_masks'] == rank_by_svd(kept, centered)
+    assert last['rank_masks'] == rank_by_svd(masks, centered)
+
+    kept, masks = (rows.double() - rows.double().mean(0) * centered for rows in (kept, masks))
+    span = torch.linalg.svd(kept, full_matrices=False).Vh[: last['rank_real_with_masks']]
+    left = masks - masks @ span.t() @ span
+    assert last['mask_outside_share'] == pytest.approx(float(left.square().sum() / masks.square().sum()))
+    assert last['real_outside_share'] <= 0.1 + 1e-9
+    assert 0 <= last['principal_angles_degrees'][0] <= last['principal_angles_degrees'][-1] <= 90
+    assert 0 < last['rank_one_residual'] < 2
+
+
+def test_the_record_says_where_it_comes_from_and_is_written_whole(measure, tmp_path):
+    record = measure()
+    (path,) = (tmp_path / 'ranks').iterdir()
+    assert path.name == f'{record["key"]}.json'
+    assert json.loads(path.read_text()) == record
+    assert record['kind'] == 'rank'
+    assert (record['checkpoint']['run_name'], record['checkpoint']['samples']) == ('run', 64)
+    assert record['data']['hash'] == 'c' * 64
+    assert (record['threshold'], record['centered'], record['mlm_probability']) == (0.9, False, 0.15)
+    assert record['hidden_size'] == D
+    assert record['provenance']['packages']
+
+
+def test_a_measurement_is_made_once_and_another_one_is_another(measure, tmp_path):
+    first = measure()
+    assert measure('run') == first  # the run's newest checkpoint; seconds would differ
+    others = [RankOptions(seed=1), RankOptions(threshold=0.5), RankOptions(precision=Precision.bf16)]
+    ranks = [measure(options=options) for options in others]
+    assert len({record['key'] for record in (first, *ranks)}) == 4
+    assert ranks[1]['layers'][-1]['rank_real'] < first['layers'][-1]['rank_real']
+    assert abs(ranks[2]['layers'][-1]['rank_real'] - first['layers'][-1]['rank_real']) <= 1
+    assert len(list((tmp_path / 'ranks').iterdir())) == 4
+
+
+def test_other_weights_are_another_measurement(folder, measure, tmp_path):
+    shutil.copytree(folder / 'run', tmp_path / 'run', symlinks=True)
+    before = measure(tmp_path / 'run')
+    weights = tmp_path / 'run/latest/model.safetensors'
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    after = measure(tmp_path / 'run')
+    assert before['checkpoint']['uri'] == after['checkpoint']['uri']
+    assert before['key'] != after['key']
+
+
+def test_a_hugging_face_encoder_has_the_same_ranks_by_its_own_class_and_by_ours(folder, measure, roberta):
+    text = [str(folder / 'text.txt')]
+    theirs = measure(roberta, text=text, implementation=Implementation.huggingface)
+    ours = measure(roberta, text=text, implementation=Implementation.ours)
+    assert theirs['key'] != ours['key']
+    assert theirs['tokens'] == ours['tokens'] > 5000
+    for one, other in zip(theirs['layers'], ours['layers'], strict=True):
+        for name, value in one.items():
+            assert value == pytest.approx(other[name], rel=1e-3, abs=0.5 if 'angles' in name else 1e-3), name
+
+
+def test_an_encoder_without_a_recipe_needs_to_be_told_what_to_read(measure, roberta):
+    with pytest.raises(InputError, match='name some, or text files'):
+        measure(roberta)
+
+
+def test_bad_input_is_named(folder, measure, tmp_path, roberta):
+    (tmp_path / 'short.txt').write_text('the sea\n')
+    for arguments, message in (
+        ({'data': 'x', 'text': ['y']}, 'choose one'),
+        ({'data': str(tmp_path)}, 'no shards'),
+        ({'text': [str(tmp_path / 'none.txt')]}, 'matches no file'),
+        ({'text': [str(tmp_path / 'short.txt')]}, '0 rows for 32 dimensions'),
+        ({'options': RankOptions(max_tokens=50)}, r'\[MASK\]s for 32 dimensions'),
+        ({'options': RankOptions(threshold=1.0)}, 'threshold 1.0'),
+        ({'options': RankOptions(max_tokens=0)}, 'max_tokens 0'),
+    ):
+        with pytest.raises(InputError, match=message):
+            measure(**arguments)
+    assert not (tmp_path / 'ranks').exists()
+
+
+def test_shards_of_another_vocabulary_or_length_are_refused(folder, measure, tmp_path):
+    shutil.copytree(folder / 'shards', tmp_path / 'shards')
+    tokenizer = tmp_path / 'shards/tokenizer/tokenizer.json'
+    plain = json.loads(tokenizer.read_text())
+    pieces = plain['model']['vocab']
+    one, other = list(pieces)[100:102]
+    pieces[one], pieces[other] = pieces[other], pieces[one]
+    tokenizer.write_text(json.dumps(plain))
+    with pytest.raises(InputError, match='vocabulary'):
+        measure(data=str(tmp_path / 'shards'))
+    manifest = tmp_path / 'shards/manifest.json'
+    manifest.write_text(manifest.read_text().replace(f'"max_seq_len": {N}', '"max_seq_len": 64'))
+    with pytest.raises(InputError, match='rows of 64 tokens, the encoder takes 48'):
+        measure(data=str(tmp_path / 'shards'))

@@ -1,0 +1,115 @@
+"""The rules of the clock: first crossing, straight lines, no credit before the first checkpoint, a miss is infinity."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maelm_composer.analysis.time_to_accuracy import Axis, Point, compare_curves, find_arrival
+from maelm_composer.errors import InputError
+
+SCORES = st.floats(0, 1, allow_nan=False)
+
+
+def curve_of(*scores: float, seconds: float = 3600) -> list[Point]:
+    """A checkpoint every 100 samples, ``seconds`` and 1e12 operations."""
+    return [Point(100 * i, seconds * i, 1e12 * i, (score,)) for i, score in enumerate(scores, 1)]
+
+
+@pytest.mark.parametrize(
+    'axis, crossing, interpolated',
+    [(Axis.hours, 3, 2.5), (Axis.samples, 300, 250), (Axis.flops, 3e12, 2.5e12)],
+)
+def test_each_axis_by_hand(axis, crossing, interpolated):
+    arrival = find_arrival(curve_of(0.5, 0.6, 0.8, 0.9), 0.7, axis)
+    assert (arrival.first_crossing, arrival.interpolated) == pytest.approx((crossing, interpolated))
+    assert not arrival.starts_above
+
+
+def test_the_first_crossing_counts_whatever_comes_after():
+    assert find_arrival(curve_of(0.5, 0.7, 0.4, 0.9), 0.7, Axis.hours).first_crossing == 2
+    # From the dip just before it, not from an earlier, higher point.
+    assert find_arrival(curve_of(0.6, 0.4, 0.8), 0.7, Axis.hours).interpolated == pytest.approx(2.75)
+
+
+def test_a_curve_that_starts_above_pays_its_first_checkpoint_whole():
+    arrival = find_arrival(curve_of(0.8, 0.9), 0.7, Axis.hours)
+    assert (arrival.first_crossing, arrival.interpolated, arrival.starts_above) == (1, 1, True)
+
+
+def test_a_miss_is_infinity():
+    arrival = find_arrival(curve_of(0.5, 0.6), 0.7, Axis.hours)
+    assert arrival.first_crossing == arrival.interpolated == math.inf
+    comparison = compare_curves(curve_of(0.6, 0.7), curve_of(0.5, 0.6), Axis.hours)
+    assert comparison.share == comparison.share_at_first_crossing == math.inf
+
+
+def test_medians_over_seeds_decide():
+    """One lucky seed does not arrive, one unlucky does not hold back."""
+    curve = [Point(1, 3600, 1, (0.5, 0.9, 0.6)), Point(2, 7200, 2, (0.8, 0.1, 0.7))]
+    assert find_arrival(curve, 0.7, Axis.hours).first_crossing == 2
+    assert find_arrival(curve, 0.7, Axis.hours).interpolated == pytest.approx(2)
+
+
+def test_the_target_is_the_baselines_last_median_and_the_share_is_of_its_time():
+    baseline = curve_of(0.5, 0.9, 0.8, seconds=1000)  # a peak before the end is no target
+    comparison = compare_curves(baseline, curve_of(0.7, 0.9, 0.95, seconds=1200), Axis.hours)
+    assert comparison.arrival.target == 0.8
+    assert comparison.baseline_cost == pytest.approx(3000 / 3600)
+    assert comparison.share == pytest.approx(1800 / 3000)  # more seconds a sample are on the clock
+    assert comparison.share_at_first_crossing == pytest.approx(2400 / 3000)
+
+
+@given(st.lists(SCORES, min_size=1, max_size=12), SCORES, st.sampled_from(list(Axis)))
+def test_properties_of_any_curve(scores, target, axis):
+    curve = curve_of(*scores)
+    arrival = find_arrival(curve, target, axis)
+    assert (arrival.first_crossing == math.inf) == (max(scores) < target)
+    assert (arrival.interpolated == math.inf) == (max(scores) < target)
+    assert curve[0].get_cost(axis) <= arrival.interpolated <= arrival.first_crossing
+    assert arrival.starts_above == (scores[0] >= target)
+    if max(scores) >= target:
+        crossed = [point.get_cost(axis) for point in curve if point.median >= target]
+        assert arrival.first_crossing == crossed[0]
+        before = [point.get_cost(axis) for point in curve if point.get_cost(axis) < crossed[0]]
+        assert not before or arrival.interpolated >= before[-1]
+
+
+@given(st.lists(SCORES, min_size=1, max_size=12), SCORES, SCORES)
+def test_a_higher_target_never_comes_sooner(scores, target, other):
+    low, high = (find_arrival(curve_of(*scores), t, Axis.samples) for t in sorted((target, other)))
+    assert low.first_crossing <= high.first_crossing
+    assert low.interpolated <= high.interpolated
+
+
+@given(st.lists(SCORES, min_size=1, max_size=12))
+def test_a_model_equal_to_its_baseline_needs_at_most_all_of_it(scores):
+    assert compare_curves(curve_of(*scores), curve_of(*scores), Axis.flops).share <= 1
+
+
+@pytest.mark.parametrize(
+    'curve, message',
+    [
+        ([], 'without checkpoints'),
+        ([Point(1, 1, 1, ())], 'scores'),
+        ([Point(1, 1, 1, (math.nan,))], 'scores'),
+        ([Point(1, 1, 1, (0.5,)), Point(2, 2, 2, (0.5, 0.6))], 'seeds'),
+        ([Point(2, 1, 1, (0.5,)), Point(1, 2, 2, (0.5,))], 'samples of the checkpoints must rise'),
+        ([Point(1, 0, 1, (0.5,))], 'hours of the checkpoints must rise'),
+        ([Point(1, 1, 5, (0.5,)), Point(2, 2, 5, (0.5,))], 'flops of the checkpoints must rise'),
+    ],
+)
+def test_curves_that_cannot_be_timed_are_refused(curve, message):
+    with pytest.raises(InputError, match=message):
+        find_arrival(curve, 0.5, Axis.hours)
+
+
+def test_curves_that_cannot_be_compared_are_refused():
+    with pytest.raises(InputError, match='same ones'):
+        compare_curves(curve_of(0.5, 0.6), curve_of(0.5, 0.6, 0.7), Axis.hours)
+    twice = [Point(100, 3600, 1e12, (0.5, 0.6))]
+    with pytest.raises(InputError, match='2 fine-tuning seeds against 1'):
+        compare_curves(curve_of(0.5), twice, Axis.hours)
+    with pytest.raises(InputError, match='target'):
+        find_arrival(curve_of(0.5), math.nan, Axis.hours)

@@ -1,0 +1,223 @@
+"""One run, whole: every task, every head, the record, what is repeatable and what is refused."""
+
+import dataclasses
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from maelm_composer.config import (
+    EvaluationProtocol,
+    FinetuningConfig,
+    Implementation,
+    Precision,
+    SpanConfig,
+    SweepConfig,
+)
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.fit import plan_evaluations
+from maelm_composer.finetuning.pretrained import load_pretrained
+from maelm_composer.finetuning.run import finetune, read_record, run_key, summarize
+from maelm_composer.finetuning.sources import load_task_data
+from maelm_composer.finetuning.tasks import TASKS
+
+ROOT = Path(__file__).parents[2]
+OFFICIAL = [name for name, task in TASKS.items() if task.hub is not None]
+
+
+@pytest.mark.parametrize('name', OFFICIAL)
+def test_every_task_runs_and_learns(name, configure):
+    task, config = TASKS[name], configure(name, max_epochs=8)
+    record = finetune(config)
+    assert set(task.metrics) <= record['metrics'].keys()
+    assert record['score'] == record['metrics'][task.metric]
+    assert record['score'] > record['baseline'] + 0.1
+    assert record['baseline'] == pytest.approx({'mnli': 1 / 3, 'cola': 0, 'stsb': 0, 'squad2': 1 / 3}.get(name, 0.5))
+    assert 0 <= record['padded_share'] < 0.15  # of three batches; real tasks: test_real_tasks.py
+    assert (record['steps'], record['train_examples'], record['seed']) == (48, 96, 1)
+    folder = Path(config.save_folder)
+    assert json.loads((folder / f'{record["key"]}.json').read_text()) == record
+    lines = (folder / f'{record["key"]}.predictions.jsonl').read_text().splitlines()
+    predictions = [json.loads(line) for line in lines]
+    assert len(predictions) == 48 * len(task.eval_splits)
+    if task.kind == 'classification':
+        first = [line for line in predictions if line['split'] == task.eval_splits[0]]
+        accuracy = sum(line['prediction'] == line['label'] for line in first) / 48
+        assert accuracy == pytest.approx(record['metrics'].get('accuracy', record['metrics'].get('matched_accuracy')))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f'{record["key"]}.json',
+        f'{record["key"]}.predictions.jsonl',
+    ]
+
+
+def test_the_record_says_what_ran(configure):
+    config = configure('squad2', max_epochs=1, max_seq_len=512, data={'max_train_examples': 50})
+    record = finetune(config)
+    identity = load_pretrained(config.checkpoint).identity
+    assert record['checkpoint'] == identity
+    assert record['status'] == 'finished'
+    assert record['train_examples'] == 50
+    assert record['point'] == {'learning_rate': 3e-3, 'batch_size': 16, 'max_epochs': 1, 'warmup_proportion': 0.06}
+    protocol = record['protocol']
+    assert protocol['max_seq_len'] == 48  # the checkpoint's own
+    assert (protocol['source'], protocol['max_train_examples'], protocol['evaluation']) == ('files', 50, 'final')
+    assert protocol['span'] == dataclasses.asdict(SpanConfig(max_query_length=22))
+    assert record['data_hash'] == load_task_data(TASKS['squad2'], config.data).hash
+    assert record['evaluations'] == [{'step': record['best_step'], 'score': record['score']}]
+    assert record['provenance']['packages']['torch'] == torch.__version__.split('+')[0]
+    summary = summarize(record, config.save_folder)
+    assert f'{record["score"]:.2%}' in summary
+    assert f'{record["key"]}.json' in summary
+
+
+def test_the_same_run_twice_is_the_same_and_done_once(configure, tmp_path):
+    config = configure('rte', dropout=0.1)
+    record = finetune(config)
+    path = Path(config.save_folder, f'{record["key"]}.json')
+    written = path.stat().st_mtime_ns
+    assert finetune(config) == record
+    assert path.stat().st_mtime_ns == written
+    torch.rand(100)  # whatever the process did before
+    again = finetune(dataclasses.replace(config, save_folder=str(tmp_path / 'again')))
+    assert again['key'] == record['key']
+    predictions = [
+        Path(folder, f'{record["key"]}.predictions.jsonl') for folder in (config.save_folder, tmp_path / 'again')
+    ]
+    assert predictions[0].read_text() == predictions[1].read_text()
+    other = finetune(dataclasses.replace(config, seed=2))
+    assert Path(config.save_folder, f'{other["key"]}.predictions.jsonl').read_text() != predictions[0].read_text()
+
+
+def test_the_key_is_of_what_decides_the_scores(configure):
+    config, identity = configure('rte'), {'hash': 'h', 'implementation': 'ours', 'uri': 'here'}
+    key = run_key(config, identity, 'd')
+    assert key.startswith('rte-')
+    for change in (
+        {'save_folder': 'elsewhere'},
+        {'saves_model': True},
+        {'checkpoint': 'copy'},
+        {'sweep': SweepConfig(seeds=[9])},
+        {'span': SpanConfig(n_best=1)},  # of no matter to RTE
+        {'implementation': Implementation.ours},  # what it came to stands in the identity
+    ):
+        assert run_key(dataclasses.replace(config, **change), identity | {'uri': 'there'}, 'd') == key
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(FinetuningConfig)}
+    changes = [
+        {name: value * 2 or 1}
+        for name, value in fields.items()
+        if isinstance(value, (int, float)) and name != 'saves_model'
+    ]
+    changes += [{'evaluation': EvaluationProtocol.half_epochs}, {'precision': Precision.bf16}, {'task': 'mrpc'}]
+    keys = [run_key(dataclasses.replace(config, **change), identity, 'd') for change in changes]
+    keys += [run_key(config, identity, 'other'), run_key(config, identity | {'hash': 'i'}, 'd')]
+    keys += [run_key(config, identity | {'implementation': 'huggingface'}, 'd')]
+    assert len(set(keys) | {key}) == len(keys) + 1
+    assert len(keys) == 18
+    squad = dataclasses.replace(config, task='squad2')
+    assert run_key(dataclasses.replace(squad, span=SpanConfig(n_best=1)), identity, 'd') != run_key(
+        squad, identity, 'd'
+    )
+
+
+def test_half_epochs_keep_the_best_evaluation(configure):
+    assert plan_evaluations(EvaluationProtocol.half_epochs, 7, 2) == {4, 7, 11, 14}
+    assert plan_evaluations(EvaluationProtocol.half_epochs, 1, 2) == {1, 2}
+    assert plan_evaluations(EvaluationProtocol.final, 7, 2) == {14}
+    record = finetune(configure('rte', evaluation=EvaluationProtocol.half_epochs, max_epochs=3))
+    assert [entry['step'] for entry in record['evaluations']] == [3, 6, 9, 12, 15, 18]
+    scores = [entry['score'] for entry in record['evaluations']]
+    assert record['score'] == max(scores)
+    assert record['best_step'] == record['evaluations'][scores.index(max(scores))]['step']
+    assert record['protocol']['evaluation'] == 'half_epochs'
+    final = finetune(configure('rte', max_epochs=3))
+    assert final['score'] == scores[-1]  # evaluating in between changes nothing
+
+
+def test_a_saved_model_gives_the_same_scores(configure):
+    config = configure('rte')
+    finetune(config)
+    config = dataclasses.replace(config, saves_model=True)
+    record = finetune(config)  # the record alone is not enough
+    folder = Path(config.save_folder, record['key'])
+    described = json.loads((folder / 'finetuned.json').read_text())
+    assert (described['task'], described['label_names']) == ('rte', ['entailment', 'not_entailment'])
+    weights = load_file(folder / 'model.safetensors')
+    assert {name.split('.')[0] for name in weights} == {'encoder', 'head'}
+    assert (folder / 'tokenizer' / 'tokenizer.json').exists()
+    start = load_pretrained(config.checkpoint)
+    assert not weights['encoder.token_embeddings.weight'].equal(start.encoder.token_embeddings.weight)
+    trained = load_pretrained(str(folder))
+    assert trained.encoder.token_embeddings.weight.equal(weights['encoder.token_embeddings.weight'])
+
+
+def test_a_loss_that_is_not_finite_names_the_step(configure):
+    config = configure('rte', learning_rate=1e30)
+    with pytest.raises(InputError, match=r'^the loss is not finite at step [2-9]: try a smaller learning_rate'):
+        finetune(config)
+    assert not Path(config.save_folder).exists()
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'task': 'rt'}, 'did you mean rte'),
+        ({'task': None}, 'task is not set'),
+        ({'save_folder': 's3://bucket/out'}, 'must be a local or shared folder'),
+        ({'checkpoint': '/no/where'}, '/no/where'),
+    ],
+)
+def test_what_cannot_run_is_one_line(configure, change, message):
+    with pytest.raises(InputError, match=message):
+        finetune(dataclasses.replace(configure('rte'), **change))
+
+
+def test_a_record_that_is_none(tmp_path):
+    path = tmp_path / 'x.json'
+    assert read_record(path) is None
+    path.write_text('{"status": "failed"}')
+    assert read_record(path) is None
+    path.write_text('{"sta')
+    with pytest.raises(InputError, match='is not a record'):
+        read_record(path)
+
+
+@pytest.fixture
+def main():
+    """``main`` of train.py."""
+    return runpy.run_path(str(ROOT / 'train.py'))['main']
+
+
+def test_the_command(checkpoint, task_folder, tmp_path):
+    arguments = [
+        *(str(ROOT / 'yamls/finetune/rte.yaml'), f'checkpoint={checkpoint}/latest', 'max_epochs=1'),
+        *('data.source=files', f'data.folder={task_folder}', f'save_folder={tmp_path}'),
+    ]
+    command = [sys.executable, str(ROOT / 'train.py'), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {'OMP_NUM_THREADS': '1'}
+    )
+    assert (done.returncode, done.stderr) == (0, '')
+    (path,) = tmp_path.glob('rte-*.json')
+    assert done.stdout == summarize(json.loads(path.read_text()), str(tmp_path)) + '\n'
+
+
+def test_the_command_tells_what_is_wrong(main, capsys, monkeypatch):
+    for recipe, override, message in (
+        ('rte', 'task=rtf', 'error: unknown task rtf; did you mean rte?'),
+        ('glue', 'seed=1', 'error: a recipe of 8 tasks: add task=mnli, or `maelm sweep` it'),
+    ):
+        with pytest.raises(SystemExit, match='2'):
+            main([str(ROOT / f'yamls/finetune/{recipe}.yaml'), 'checkpoint=x', override])
+        printed = capsys.readouterr()
+        assert printed.err.startswith(message)
+        assert (printed.out, printed.err.count('\n')) == ('', 1)
+    monkeypatch.setenv('RANK', '1')
+    main(
+        [str(ROOT / 'yamls/finetune/rte.yaml'), 'checkpoint=nowhere']
+    )  # one run uses one device: no work for this rank

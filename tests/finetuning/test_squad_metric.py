@@ -1,0 +1,167 @@
+"""Equal to the official SQuAD 2.0 rules: by hand, by brute force, and against Transformers' copy of them."""
+
+import os
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from transformers.data.metrics import squad_metrics as official
+
+from maelm_composer.finetuning.squad_metric import (
+    evaluate,
+    find_best_threshold,
+    normalize_answer,
+    score_exact,
+    score_f1,
+)
+
+FOLDER = os.environ.get('MAELM_DATA')
+needs_data = pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder with squad_v2/dev.parquet')
+DIGITS = {'rel': 0, 'abs': 1e-12}
+
+
+@pytest.mark.parametrize(
+    'text, normalized',
+    [
+        ('The  Cat,\n sat on a mat.', 'cat sat on mat'),
+        ('A.B.C. an-d the', 'abc and'),
+        ('theatre another an', 'theatre another'),
+        ('The', ''),
+        ('a-n', ''),  # the hyphen goes first, and leaves an article
+        ('ÉCOLE', 'école'),
+        ('“the” end…', '“ ” end…'),  # quotes and dots outside ASCII stay
+        ('an\u00a0apple', 'apple'),
+        ('the 3½% _x_', '3½ x'),
+        ('', ''),
+    ],
+)
+def test_normalisation(text, normalized):
+    assert normalize_answer(text) == normalized == official.normalize_answer(text)
+
+
+@pytest.mark.parametrize(
+    'answer, prediction, exact, f1',
+    [
+        ('the Normans', 'Normans.', 1, 1),
+        ('new york city', 'york', 0, 2 * 1 * (1 / 3) / (1 + 1 / 3)),
+        ('a b c', 'b b c', 0, 2 * (2 / 3) * 1 / (2 / 3 + 1)),  # "a" is an article; one b of two counts
+        ('to be or not to be', 'to to to be', 0, 2 * (3 / 4) * (3 / 6) / (3 / 4 + 3 / 6)),
+        ('', '', 1, 1),
+        ('', 'the', 1, 1),  # normalises to nothing
+        ('', 'x', 0, 0),
+        ('x', '', 0, 0),
+        ('Müller', 'Muller', 0, 0),
+    ],
+)
+def test_scores_by_hand(answer, prediction, exact, f1):
+    assert score_exact(answer, prediction) == exact
+    assert score_f1(answer, prediction) == pytest.approx(f1, **DIGITS)
+
+
+def test_a_small_set_by_hand():
+    gold = {'q1': ['in Paris', 'Paris'], 'q2': ['ten men'], 'q3': [], 'q4': []}
+    predictions = {'q1': 'Paris', 'q2': 'ten', 'q3': 'x', 'q4': 'y'}
+    difference = {'q1': -5.0, 'q2': 1.0, 'q3': -1.0, 'q4': 3.0}
+    scores = evaluate(gold, predictions, difference)
+    assert scores['exact'] == 2 / 4  # q1 answered, q4 declined; q2 declined and q3 answered wrongly
+    assert scores['f1'] == 2 / 4
+    assert (scores['has_answer_exact'], scores['no_answer_exact']) == (1 / 2, 1 / 2)
+    assert (scores['best_exact'], scores['best_exact_threshold']) == (3 / 4, -5.0)  # only q1 is answered
+    assert (scores['best_f1'], scores['best_f1_threshold']) == (3 / 4, -5.0)  # q2 brings 2/3, but q3 comes before it
+
+
+def test_a_difference_of_exactly_zero_is_an_answer():
+    assert evaluate({'q': ['x']}, {'q': 'x'}, {'q': 0.0})['exact'] == 1
+    assert evaluate({'q': []}, {'q': 'x'}, {'q': 0.0})['exact'] == 0
+
+
+def test_never_answering_is_a_threshold_too():
+    scores = evaluate({'q1': [], 'q2': []}, {'q1': 'x', 'q2': 'y'}, {'q1': -1.0, 'q2': -2.0})
+    assert (scores['best_exact'], scores['best_exact_threshold'], scores['exact']) == (1, 0.0, 0)
+    assert 'has_answer_exact' not in scores
+
+
+def test_what_is_missing_is_refused():
+    with pytest.raises(ValueError, match='1 questions have no prediction, b the first'):
+        evaluate({'a': ['x'], 'b': []}, {'a': 'x'}, {'a': 0.0, 'b': 0.0})
+    with pytest.raises(ValueError, match='no question'):
+        evaluate({}, {}, {})
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_the_best_threshold_is_the_best_of_all(seed):
+    """Every threshold is tried; differences are distinct, so that each is one cut."""
+    generator = np.random.default_rng(seed)
+    has_answer, raw = generator.random(60) < 0.5, generator.random(60).round(2)
+    says_something = generator.random(60) < 0.9
+    raw = np.where(has_answer, raw, ~says_something)
+    difference = generator.permutation(60) - 30.5
+    scores = {
+        threshold: np.where(difference > threshold, ~has_answer, raw).mean() for threshold in [-np.inf, *difference]
+    }
+    best, threshold = find_best_threshold(raw, difference, has_answer, says_something)
+    assert best == pytest.approx(max(scores.values()), **DIGITS)
+    never = best == pytest.approx(scores[-np.inf], **DIGITS)
+    assert threshold == 0.0 if never else scores[threshold] == pytest.approx(best, **DIGITS)
+
+
+def read_dev():
+    return pyarrow.parquet.read_table(Path(str(FOLDER), 'squad_v2/dev.parquet')).to_pylist()
+
+
+def distort(text, context, random_state):
+    """What a model might say: right, nearly right, or nonsense in ways that the rules treat specially."""
+    words = context.split()
+    start = random_state.randrange(len(words))
+    return random_state.choice(
+        [
+            text,
+            f'The {text}',
+            f'“{text}”',
+            f'"{text.upper()}"!',
+            f'{text} {text}',
+            f'an a {text[: len(text) // 2]}',
+            text.replace(' ', '\u00a0'),
+            text.replace('e', 'é'),
+            ' '.join(words[start : start + 4]),
+            '',
+            'the',
+            '.',
+        ]
+    )
+
+
+@needs_data
+@pytest.mark.parametrize('has_ties', [False, True])
+def test_the_whole_dev_set_equals_the_official_rules(has_ties):
+    rows = read_dev()
+    random_state = random.Random(1)
+    gold = {row['id']: row['answers']['text'] for row in rows}
+    predictions = {
+        row['id']: distort(random_state.choice(row['answers']['text'] or ['x']), row['context'], random_state)
+        for row in rows
+    }
+    differences = {key: random_state.gauss(0 if answers else 1, 2) for key, answers in gold.items()}
+    if has_ties:
+        differences = {key: float(round(value)) for key, value in differences.items()}
+    examples = [
+        SimpleNamespace(qas_id=key, answers=[{'text': text} for text in answers]) for key, answers in gold.items()
+    ]
+    theirs = official.squad_evaluate(examples, predictions, differences, no_answer_probability_threshold=0.0)
+    ours = evaluate(gold, predictions, differences)
+    names = {'has_answer_exact': 'HasAns_exact', 'has_answer_f1': 'HasAns_f1'}
+    names |= {'no_answer_exact': 'NoAns_exact', 'no_answer_f1': 'NoAns_f1'}
+    for name, value in ours.items():
+        if name.endswith('_threshold'):
+            assert value == theirs[name.replace('threshold', 'thresh')]
+        else:
+            assert 100 * value == pytest.approx(theirs[names.get(name, name)], rel=0, abs=1e-10), name
+    assert 0.1 < ours['exact'] < ours['best_exact'] < 0.9  # neither trivial
+    for row in rows[::7]:
+        for answer in row['answers']['text']:
+            prediction = predictions[row['id']]
+            assert score_exact(answer, prediction) == official.compute_exact(answer, prediction)
+            assert score_f1(answer, prediction) == official.compute_f1(answer, prediction)

@@ -1,0 +1,144 @@
+"""Records as the stages before reporting write them, with numbers that are easy to check by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from maelm_composer.reporting.artefacts import ABLATIONS, DELTAS, ROBERTA, Role, tasks_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = (100, 200, 400)  # of the checkpoints
+SEEDS = (1, 2, 3, 4, 5)
+LAYERS = 3
+
+
+def provenance(recipe_hash: str) -> dict:
+    return {
+        'maelm_composer': '0.0.test',
+        'git_revision': 'abc123',
+        'python': '3.11.9',
+        'packages': {'torch': '2.7.0', 'numpy': '2.1.3'},
+        'platform': 'Linux',
+        'cpu': 'Test <CPU>',
+        'cpu_count': 2,
+        'recipe_hash': recipe_hash,
+    }
+
+
+class Archive:
+    """results/<scale>/records, written one record at a time."""
+
+    def __init__(self, results: Path, scale: str) -> None:
+        self.results, self.scale = results, scale
+        self.records = results / scale / 'records'
+        (results / 'paper').mkdir(parents=True, exist_ok=True)
+        for path in (ROOT / 'results' / 'paper').glob('*.csv'):
+            (results / 'paper' / path.name).write_bytes(path.read_bytes())
+
+    def write(self, kind: str, name: str, record: dict) -> Path:
+        path = self.records / kind / f'{name}.json'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record))
+        return path
+
+    def add_run(self, name: str, hours: float = 2.0, **changes: object) -> None:
+        record = {
+            'status': 'finished',
+            'run_name': name,
+            'provenance': provenance(f'recipe-of-{name}'),
+            'identity': {'seed': 17, 'content hash of data.remote': 'pretraining-data'},
+            'samples': SAMPLES[-1],
+            'training_seconds': hours * 3600,
+            'device_hours': hours,
+            'flops': 4e15,
+            'tokenizer_hash': 'tokenizer',
+            **changes,
+        }
+        self.write('pretraining', name, record)
+        lines = ['samples,batch,train_loss,learning_rate,gradient_norm,training_seconds,eval_loss']
+        for batch in range(1, 301):
+            eval_loss = f'{6 - batch / 100}' if batch % 100 == 0 else ''
+            lines.append(f'{batch * 2},{batch},{7 - batch / 100},0.001,1.0,{batch},{eval_loss}')
+        (self.records / 'pretraining' / f'{name}.csv').write_text('\n'.join(lines) + '\n')
+
+    def add_score(self, run: str, task: str, seed: int, score: float, samples: int = SAMPLES[-1], **changes) -> None:
+        metrics = {'matched_accuracy': score, 'mismatched_accuracy': score - 0.01}
+        metrics |= {'best_exact': score, 'best_f1': score + 0.02, 'exact': score - 0.03, 'f1': score - 0.01}
+        point = changes.get('point', {'learning_rate': 3e-5})
+        key = f'{task}-{run}-{samples}-{seed}-{point["learning_rate"]}'
+        record = {
+            'kind': 'finetuning',
+            'key': key,
+            'status': 'finished',
+            'error': None,
+            'task': task,
+            'seed': seed,
+            'point': point,
+            'protocol': {'source': 'demo' if task.startswith('demo') else 'files', 'max_train_examples': None},
+            'checkpoint': {
+                'hash': f'weights-{run}-{samples}',
+                'run_name': run,
+                'samples': samples,
+                'recipe_hash': f'recipe-of-{run}',
+                'training_seconds': 7200 * samples / SAMPLES[-1],
+            },
+            'data_hash': f'data-of-{task}',
+            'metrics': metrics,
+            'score': score,
+            'effective_rank': 40 + seed,
+            'rank_curve': [{'epoch': e, 'effective_rank': 50 - 2 * e + seed} for e in (0.0, 1.0, 2.0)],
+            'training_seconds': 10.0,
+            'device_hours': 0.01,
+            'provenance': provenance('finetuning-recipe'),
+            **changes,
+        }
+        self.write('finetuning', key, record)
+
+    def add_rank(self, run: str, lead: int = 0) -> None:
+        layers = [
+            {
+                'layer': layer,
+                'rank_real': 50 + lead - 2 * layer,
+                'rank_with_masks': 60 + lead - layer,
+                'rank_real_with_masks': 58 + lead,
+                'rank_masks': 5 + 10 * layer,
+                'mask_outside_share': 0.1 + 0.1 * layer,
+                'real_outside_share': 0.09,
+                'principal_angles_degrees': [1.0, 10.0, 30.0, 50.0, 89.0],
+                'rank_one_residual': 0.9 - 0.1 * layer,
+            }
+            for layer in range(LAYERS)
+        ]
+        checkpoint = {'hash': f'weights-{run}', 'run_name': run, 'samples': SAMPLES[-1]}
+        record = {
+            'kind': 'rank',
+            'key': f'rank-{run}',
+            'checkpoint': checkpoint,
+            'data': {'hash': 'validation-rows'},
+            'threshold': 0.9,
+            'layers': layers,
+            'provenance': provenance('rank-options'),
+        }
+        self.write('rank', f'rank-{run}', record)
+
+    def add_everything(self, seeds: tuple[int, ...] = SEEDS) -> None:
+        """MAE-LM 60 + seed, RoBERTa 56 + seed, ablations and δ between; checkpoints of MAE-LM at 52, 58 and 60."""
+        models = {model.run_name(self.scale): model for _, model in (*ABLATIONS, *DELTAS)}
+        for number, name in enumerate(models):
+            self.add_run(name)
+            for task in tasks_of(self.scale, (Role.glue, Role.squad)):
+                base = 0.60 if name == self.scale else 0.56 if name == ROBERTA.run_name(self.scale) else 0.59
+                for seed in seeds:
+                    self.add_score(name, task, seed, base + seed / 100 - 0.001 * number)
+        task = tasks_of(self.scale, (Role.mnli,))[0]
+        for samples, score in zip(SAMPLES[:-1], (0.52, 0.58), strict=True):
+            for seed in seeds:
+                self.add_score(self.scale, task, seed, score + seed / 100, samples)
+        self.add_rank(self.scale, lead=6)
+        self.add_rank(ROBERTA.run_name(self.scale))
+
+
+@pytest.fixture
+def archive(tmp_path: Path):
+    return lambda scale='small': Archive(tmp_path / 'results', scale)

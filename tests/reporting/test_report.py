@@ -1,0 +1,122 @@
+"""The whole report: files, bytes, page."""
+
+import csv
+import hashlib
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from maelm_composer.errors import InputError
+from maelm_composer.reporting.artefacts import ARTEFACTS
+from maelm_composer.reporting.figures import DRAWINGS
+from maelm_composer.reporting.report import report
+from maelm_composer.reporting.rows import HEADER
+
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in ('torch', 'composer', 'streaming', 'transformers'):
+            raise ImportError(f'{name} is not installed here')
+
+sys.meta_path.insert(0, Refuse())
+from maelm_composer.reporting.report import report
+report('small', Path(sys.argv[1]))
+"""
+
+
+def hash_files(folder):
+    paths = (path for path in folder.rglob('*') if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+@pytest.fixture
+def full(archive):
+    made = archive('small')
+    made.add_everything()
+    return made
+
+
+def test_made_again_in_another_process_without_torch_it_is_the_same_to_the_byte(full):
+    page = report('small', full.results)
+    before = hash_files(full.results)
+    expected = {f'small/{a.name}.csv' for a in ARTEFACTS}
+    expected |= {f'small/{name}.{suffix}' for name in DRAWINGS for suffix in ('png', 'svg')}
+    assert expected | {'small/report.html'} <= set(before)
+    assert page == full.results / 'small' / 'report.html'
+    with (page.parent / 'table1.csv').open() as file:
+        assert next(csv.reader(file)) == HEADER
+    command = [sys.executable, '-c', WITHOUT_TORCH, str(full.results)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, '')
+    assert hash_files(full.results) == before
+
+
+class Page(HTMLParser):
+    """Collects text, tags and what would be loaded from elsewhere."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.tags, self.sources = '', [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attributes if name in ('src', 'srcset') or tag == 'link']
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(full):
+    text = report('small', full.results).read_text()
+    page = Page(text)
+    assert 'script' not in page.tags
+    assert len(page.sources) == len(DRAWINGS)
+    assert all(source.startswith('data:image/svg+xml;base64,') for source in page.sources)
+    assert not re.search(r'url\(|@import', text)
+    assert '<CPU>' not in text  # the processor's name is text and no tag
+    assert 'Test <CPU> × 2 cores' in page.text
+    assert "not comparable with the paper's absolute numbers" in page.text
+    for artefact in ARTEFACTS:
+        assert artefact.title in page.text
+
+
+def test_a_page_of_one_run_says_what_is_missing(archive):
+    made = archive('small')
+    made.add_run('small')
+    made.add_score('small', 'rte', 1, 0.6)
+    text = Page(report('small', made.results).read_text()).text
+    assert 'no finished pretraining run small-roberta' in text
+    assert not (made.results / 'small' / 'figure1.svg').exists()
+    assert (made.results / 'small' / 'training.svg').exists()
+
+
+def test_a_figure_whose_records_are_gone_goes_too(archive):
+    made = archive('small')
+    made.add_run('small')
+    page = report('small', made.results)
+    assert (page.parent / 'training.png').exists()
+    for path in (made.records / 'pretraining').iterdir():
+        path.unlink()
+    report('small', made.results)
+    assert not (page.parent / 'training.png').exists()
+    assert 'no finished pretraining run small' in (page.parent / 'training.csv').read_text()
+
+
+def test_bad_records_are_named_in_one_line(archive):
+    made = archive('small')
+    with pytest.raises(InputError, match=r'no records in .*small/records'):
+        report('small', made.results)
+    made.add_run('small')
+    path = made.write('finetuning', 'broken', {'key': 'x', 'status': 'finished'})
+    with pytest.raises(InputError, match=r'broken.json is no finetuning record: it has no task'):
+        report('small', made.results)
+    path.write_text('{')
+    with pytest.raises(InputError, match=r'broken.json is not JSON'):
+        report('small', made.results)

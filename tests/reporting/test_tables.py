@@ -1,0 +1,229 @@
+"""The numbers of tables and curves, checked by hand."""
+
+import math
+import random
+
+import pytest
+
+from maelm_composer.errors import InputError
+from maelm_composer.reporting.artefacts import MAE_LM
+from maelm_composer.reporting.estimate import estimate, slope_weights
+from maelm_composer.reporting.report import build_tables
+from maelm_composer.statistics import bootstrap_difference, summarize
+
+
+def build(archive):
+    """Rows by artefact, row, column and x."""
+    tables = build_tables(archive.scale, archive.results)
+    return {(r.artefact, r.row, r.column, r.x): r for rows in tables.values() for r in rows}
+
+
+@pytest.fixture
+def full(archive):
+    made = archive('small')
+    made.add_everything()
+    return made
+
+
+def test_the_estimate_of_one_and_two_samples_is_that_of_statistics():
+    generator = random.Random(1)
+    ours, theirs = ([generator.gauss(0, 1) for _ in range(count)] for count in (5, 7))
+    one, both = summarize(ours), bootstrap_difference(ours, theirs)
+    found = estimate([(1.0, ours)])
+    assert (found.value, found.low, found.high) == pytest.approx((one.median, one.low, one.high))
+    found = estimate([(1.0, ours), (-1.0, theirs)])
+    assert (found.value, found.low, found.high) == pytest.approx((both.value, both.low, both.high))
+    assert found.count == 5
+
+
+def test_slope_weights_give_the_slope():
+    x = [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert sum(w * (3 - 2 * at) for w, at in zip(slope_weights(x), x, strict=True)) == pytest.approx(-2)
+
+
+def test_table1(full):
+    rows = build(full)
+    ours = rows['table1', 'MAE-LM', 'rte', None]
+    assert (ours.value, ours.count, ours.paper, ours.difference) == (pytest.approx(63), 5, 79.1, None)
+    assert (ours.low, ours.high) == pytest.approx((61, 65))
+    assert rows['table1', 'MAE-LM', 'mnli_mm', None].value == pytest.approx(62)
+    assert rows['table1', 'MAE-LM', 'glue_avg', None].value == pytest.approx(63)
+    gap = rows['table1', 'MAE-LM − RoBERTa', 'glue_avg', None]
+    assert (gap.value, gap.paper, gap.difference) == (pytest.approx(4.1), 0.9, pytest.approx(3.2))
+    assert gap.low > 0
+    assert gap.verdict.startswith('holds: 5 fine-tuning seeds, one pretraining seed; not comparable')
+    assert gap.source == 'measured'
+
+
+def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
+    made = archive('small')
+    made.add_run('small')
+    tasks = ('mnli', 'qqp', 'qnli', 'sst2', 'cola', 'rte', 'mrpc', 'stsb')
+    for task, score in zip(tasks, (0.80, 0.88, 0.72, 0.64, 0.16, 0.56, 0.72, 0.24), strict=True):
+        for seed, shift in enumerate((-0.3, 0.0, 0.1), start=1):
+            made.add_score('small', task, seed, score + shift)
+    # (80 + 88 + 72 + 64 + 16 + 56 + 72 + 24) / 8
+    assert build(made)['table1', 'MAE-LM', 'glue_avg', None].value == pytest.approx(59)
+
+
+def test_only_the_papers_scale_is_compared_in_absolute_numbers(archive):
+    made = archive('base')
+    made.add_run('base')
+    for seed in (1, 2, 3):
+        made.add_score('base', 'rte', seed, 0.790 + seed / 1000)
+        made.add_score('base', 'qqp', seed, 0.950 + seed / 1000)
+    rows = build(made)
+    rte, qqp = (rows['table1', 'MAE-LM', task, None] for task in ('rte', 'qqp'))
+    assert rte.difference == pytest.approx(79.2 - 79.1)
+    assert rte.verdict == "the interval holds the paper's number"
+    assert qqp.verdict.startswith("above the paper's number")
+
+
+def test_one_seed_has_no_interval_and_decides_nothing(archive):
+    made = archive('small')
+    made.add_everything(seeds=(1,))
+    gap = build(made)['table1', 'MAE-LM − RoBERTa', 'rte', None]
+    assert (gap.low, gap.high, gap.count) == (None, None, 1)
+    assert gap.value == pytest.approx(4.1)
+    assert gap.verdict.startswith('undecided: with the sign of the claim, but one fine-tuning seed')
+
+
+def test_overlapping_seeds_are_undecided_and_a_reversed_gap_fails(archive):
+    made = archive('small')
+    for run, base in (('small', 0.5), ('small-roberta', 0.51)):
+        made.add_run(run)
+        for seed in range(1, 6):
+            made.add_score(run, 'rte', seed, base + seed / 100)
+            made.add_score(run, 'sst2', seed, base * (10 if run == 'small-roberta' else 1) / 10 + seed / 1000)
+    rows = build(made)
+    assert rows['table1', 'MAE-LM − RoBERTa', 'rte', None].verdict.startswith('undecided: 5')
+    assert rows['table1', 'MAE-LM − RoBERTa', 'sst2', None].verdict.startswith('fails: 5')
+
+
+def test_the_point_with_most_seeds_is_selected_then_the_best_median(archive):
+    made = archive('small')
+    made.add_run('small')
+    low, high, lucky = ({'learning_rate': rate} for rate in (1e-5, 2e-5, 3e-5))
+    for seed in (1, 2, 3):
+        made.add_score('small', 'rte', seed, 0.60, point=low)
+        made.add_score('small', 'rte', seed, 0.62, point=high)
+    made.add_score('small', 'rte', 1, 0.90, point=lucky)
+    row = build(made)['table1', 'MAE-LM', 'rte', None]
+    assert (row.value, row.count) == (pytest.approx(62), 3)
+
+
+def test_table2_has_every_row_and_its_distance_to_maelm(full):
+    rows = build(full)
+    values = [key for key in rows if key[0] == 'table2' and not key[1].endswith('− MAE-LM')]
+    assert len(values) == 14
+    gap = rows['table2', '6 layer, 768 dimension − MAE-LM', 'glue_avg', None]
+    assert gap.paper == pytest.approx(-1.3)
+    assert gap.value == pytest.approx(rows['table2', '6 layer, 768 dimension', 'glue_avg', None].value - 63)
+    assert gap.verdict.startswith('holds')
+
+
+def test_table3(full):
+    rows = build(full)
+    assert rows['table3', 'MAE-LM', 'pretrained', None].value == 52  # 50 + 6 - 2 × 2: the last layer
+    gap = rows['table3', 'MAE-LM − RoBERTa', 'pretrained', None]
+    assert (gap.value, gap.paper, gap.difference) == (6, 29, -23)
+    assert 'one checkpoint gives no interval' in gap.verdict
+    after = rows['table3', 'MAE-LM', 'squad2', None]
+    assert (after.value, after.low, after.high, after.paper) == (43, 41, 45, 260)
+
+
+def test_figures_of_rank(full):
+    rows = build(full)
+    assert [rows['figure1', 'RoBERTa', 'rank_masks', layer].value for layer in range(3)] == [5, 15, 25]
+    assert rows['figure1', 'rank with − without [MASK], last layer', 'RoBERTa', None].value == 58 - 46
+    assert rows['figure1', 'growth of that gap per layer', 'RoBERTa', None].value == pytest.approx(1)
+    assert rows['figure5', 'MAE-LM − RoBERTa', 'rank_real, last layer', None].value == 6
+    assert rows['figure5', 'MAE-LM', 'rank during mnli', 2.0].value == 50 - 4 + 3
+    assert ('figure5', 'MAE-LM', 'rank_with_masks', 0) not in rows  # its encoder has never seen a [MASK]
+    excess = rows['subspace', 'RoBERTa', 'mask − real outside share, last layer', None]
+    assert excess.value == pytest.approx(0.3 - 0.09)
+
+
+def test_figure4_ends_in_the_rows_of_table2(full):
+    rows = build(full)
+    for delta, label in ((0.0, MAE_LM.label), (1.0, 'enc. w. [MASK]')):
+        point = rows['figure4', f'δ = {delta:g}', 'glue_avg', delta]
+        row = rows['table2', label, 'glue_avg', None]
+        assert (point.value, point.trace.run_keys) == (row.value, row.trace.run_keys)
+    assert rows['figure4', 'δ = 1 − δ = 0', 'glue_avg', None].paper == -1
+    assert rows['figure4', 'slope in δ', 'glue_avg', None].value < 0
+
+
+def test_figure3_is_interpolated_and_shared_by_hours(full):
+    rows = build(full)
+    label = "MAE-LM to RoBERTa's final accuracy"
+    # Medians 55, 61, 63 after 0.5, 1 and 2 hours; RoBERTa's 58.9 took 2.
+    assert rows['figure3', label, 'hours, first crossing', None].value == pytest.approx(1)
+    hours = 0.5 + 0.5 * (58.9 - 55) / 6
+    assert rows['figure3', label, 'hours, interpolated', None].value == pytest.approx(hours)
+    assert rows['figure3', label, 'flops, first crossing', None].value == pytest.approx(2e15)
+    share = rows['figure3', label, 'share_of_time_to_target', None]
+    assert (share.value, share.paper) == (pytest.approx(hours / 2), 0.4)
+    assert share.low < share.value < share.high < 1
+    assert share.verdict.startswith('holds')
+
+
+def test_figure3_a_miss_is_infinity(archive):
+    made = archive('small')
+    made.add_everything()
+    for seed in range(1, 6):
+        made.add_score('small-roberta', 'mnli', seed, 0.9)
+    share = build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
+    assert math.isinf(share.value)
+    assert share.verdict.startswith("fails: no recorded checkpoint reaches RoBERTa's final accuracy")
+
+
+def test_what_is_missing_is_empty_and_says_why(archive):
+    made = archive('small')
+    made.add_run('small')
+    made.add_score('small', 'rte', 1, 0.6)
+    made.add_score('small', 'qqp', 1, 0.0, status='failed', error='loss is nan')
+    made.add_run('small-misaligned', status='running')
+    rows = build(made)
+    assert rows['table1', 'RoBERTa', 'rte', None].note == 'no finished pretraining run small-roberta'
+    assert rows['table1', 'MAE-LM', 'qnli', None].note == 'qnli of small is not recorded'
+    assert rows['table1', 'MAE-LM', 'qqp', None].note == 'qqp from small failed: loss is nan'
+    average = rows['table1', 'MAE-LM', 'glue_avg', None]
+    assert (average.value, average.verdict, average.source) == (None, '', '')
+    assert 'qnli of small is not recorded' in average.note
+    missing = rows['table2', 'misaligned position encoding', 'glue_avg', None]
+    assert missing.note == 'no finished pretraining run small-misaligned'
+    assert all(row.value is not None or row.note for row in rows.values())
+
+
+def test_records_that_contradict_each_other_are_refused(archive):
+    made = archive('small')
+    made.add_run('small')
+    made.add_score('small', 'rte', 1, 0.6)
+    made.add_score('small', 'rte', 2, 0.6, protocol={'source': 'files', 'max_train_examples': 64})
+    with pytest.raises(InputError, match=r'rte from small at 400 samples: records .* differ in protocol'):
+        build(made)
+
+
+def test_demo_rows_do_not_mix_with_measured_ones(archive):
+    made = archive('small')
+    made.add_run('small')
+    made.add_score('small', 'rte', 1, 0.6, protocol={'source': 'demo'})
+    with pytest.raises(InputError, match='demo task, which is no evidence at small'):
+        build(made)
+    demo = archive('demo')
+    demo.add_everything(seeds=(1,))
+    assert {row.source for row in build(demo).values() if row.value is not None} == {'demo'}
+
+
+def test_provenance_stands_in_every_row(full):
+    for row in build(full).values():
+        assert row.value is not None, row
+        trace = row.trace
+        assert trace.run_keys
+        assert (trace.git_revision, trace.tokenizer_hash) == ('abc123', 'tokenizer'), row
+        assert 'recipe-of-small' in trace.recipe_hash
+        assert 'pretraining 17' in trace.seeds
+        assert trace.hardware == 'Test <CPU> × 2 cores'
+        assert trace.training_seconds > 0
+        assert trace.device_hours > 0
