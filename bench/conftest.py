@@ -1,20 +1,146 @@
-"""Options of the benchmarks, and where a measured row goes."""
+"""Options of the benchmarks, what the artefacts' tests share, and where a measured row goes."""
 
+import contextlib
 import csv
+import os
 import platform
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from maelm_composer.cluster import start_ray
+from maelm_composer.errors import InputError
 from maelm_composer.records import collect_provenance, write_text
+from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_plan, sum_seconds
+from maelm_composer.suite.steps import Suite, find_artefacts, load_suite
 
-RESULTS = Path(__file__).resolve().parents[1] / 'results'
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / 'results'
+SPEED = ('test_throughput.py', 'test_data_path.py')
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--record', action='store_true', help='write measured speeds to results/throughput/')
+    parser.addoption('--scale', default='demo', help='demo, small, base, base_pp or large_pp')
+    parser.addoption('--plan', action='store_true', help='say what would run and what it costs; run nothing')
+    parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
+    parser.addoption('--results', default=str(RESULTS), help='folder of records, tables and figures')
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line('markers', 'throughput: measures speed, minutes; runs when asked for by name or by marker')
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the measurements of speed out unless a file, or ``-m throughput``, asks for them."""
+    named = {Path(argument.split('::')[0]).name for argument in config.args}
+    left_out = []
+    for item in items:
+        if item.path.name in SPEED:
+            item.add_marker('throughput')
+            if item.path.name not in named and 'throughput' not in config.option.markexpr:
+                left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """With ``--plan``: print the plan in place of running the tests."""
+    if not session.config.option.plan:
+        return None
+    with _chdir(ROOT):
+        try:
+            suite = load_suite(*_read_options(session.config))
+            print_plan(suite, plan_suite(suite, find_artefacts(list_artefacts(session))))
+        except InputError as error:
+            raise pytest.UsageError(str(error)) from None
+    return True
+
+
+def list_artefacts(session: pytest.Session) -> list[str]:
+    """Names of the artefacts that the collected tests make: test_table1.py makes table1."""
+    return list(dict.fromkeys(item.path.stem.removeprefix('test_') for item in session.items))
+
+
+@pytest.fixture(scope='session')
+def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
+    """The chosen scale, with Ray running; at the end the planner's estimate is held against the clock."""
+    with _chdir(ROOT):
+        suite = load_suite(*_read_options(request.config))
+        estimated = sum_seconds(plan_suite(suite, find_artefacts(list_artefacts(request.session))))
+        start, started_ray = time.monotonic(), start_ray()
+        yield suite
+        if started_ray:
+            import ray
+
+            ray.shutdown()
+    if estimated:
+        took = time.monotonic() - start
+        reporter = request.config.pluginmanager.get_plugin('terminalreporter')
+        reporter.ensure_newline()
+        reporter.write_line(f'scale {suite.scale}: {describe_accuracy(estimated, took)}')
+
+
+@pytest.fixture
+def make(suite: Suite, benchmark: Callable) -> Callable[[str], list[dict[str, str]]]:
+    """``make('table1')`` runs what is missing and returns the rows of its CSV, which are whole."""
+
+    def run(name: str) -> list[dict[str, str]]:
+        from maelm_composer.suite.run import run_suite
+
+        try:
+            page = benchmark.pedantic(run_suite, args=(suite, find_artefacts([name])), rounds=1)
+        except SystemExit as stop:  # a signal, answered with a checkpoint
+            pytest.exit('stopped; the same command goes on', returncode=int(stop.code or 0))
+        except InputError as error:
+            pytest.fail(str(error), pytrace=False)
+        rows = read_rows(page.parent / f'{name}.csv')
+        assert_complete(rows)
+        return rows
+
+    return run
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline='', encoding='utf-8') as file:
+        return list(csv.DictReader(file))
+
+
+def assert_complete(rows: list[dict[str, str]]) -> None:
+    """Every number is there and says where it comes from."""
+    assert rows
+    assert [row['note'] for row in rows if not row['value']] == []
+    needed = ['run_keys', 'recipe_hash', 'data_hash', 'tokenizer_hash', 'seeds', 'versions', 'hardware', 'source']
+    needed += ['git_revision'] if (ROOT / '.git').exists() else []
+    for name in needed:
+        assert all(row[name] for row in rows), f'{name} is missing'
+    assert all(float(row['training_seconds']) > 0 for row in rows)
+
+
+def find_value(rows: list[dict[str, str]], row: str, column: str) -> str:
+    """The one number of ``row`` and ``column``, as it stands in the file."""
+    (found,) = [line['value'] for line in rows if (line['row'], line['column']) == (row, column)]
+    return found
+
+
+def _read_options(config: pytest.Config) -> tuple[str, str | None, str]:
+    return tuple(config.getoption(name) for name in ('--scale', '--work', '--results'))
+
+
+@contextlib.contextmanager
+def _chdir(folder: Path) -> Iterator[None]:
+    """Recipes and data are named from the checkout."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 @pytest.fixture(scope='session')

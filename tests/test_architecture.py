@@ -23,8 +23,18 @@ STAGES = [
     {'suite'},
     {'cli'},
 ]
-TORCHLESS = ['config', 'errors', 'recipe', 'records', 'model.cost', 'training.plan', 'finetuning.squad_metric']
-TORCHLESS += ['statistics', 'analysis.time_to_accuracy', 'reporting.report']
+TORCHLESS = [
+    'config',
+    'errors',
+    'recipe',
+    'records',
+    'model.cost',
+    'training.plan',
+    'training.scaling',
+    'finetuning.squad_metric',
+]
+TORCHLESS += ['statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']
+TORCHLESS += ['finetuning.search', 'finetuning.claims', 'finetuning.sweep_report']
 
 
 def stage_of(name: str) -> int:

@@ -33,7 +33,7 @@ class View:
         return View(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
     def number_sequences(self) -> Tensor:
-        """(B, S) a number for each block of each row."""
+        """(B, S) a number for each block of each row; tokens of one follow each other."""
         return self.segment_ids + torch.arange(len(self.segment_ids), device=self.segment_ids.device)[:, None] * (
             int(self.segment_ids.max()) + 1
         )

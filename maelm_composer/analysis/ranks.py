@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
 from maelm_composer.analysis.hidden_states import View, iterate_views
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text
 from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
 from maelm_composer.config import DataConfig, Implementation, Precision
+from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import find_checkpoint, read_recipe
 from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained
@@ -155,12 +155,12 @@ def _add(encoder: Any, view: View, layers: list[_Layer], size: int) -> None:
             layers.append(_Layer(real, kept, masks, RankOneResidual()))
         layers[number].real.add(states[view.is_real])
     is_kept = view.is_real & ~view.is_masked
-    _, sequence = view.number_sequences()[is_kept].unique(return_inverse=True)
+    _, sizes = view.number_sequences()[is_kept].unique_consecutive(return_counts=True)
     for layer, states in zip(layers, encoder.layer_states(view.masked_ids, *where), strict=True):
         kept = states[is_kept]
         layer.kept.add(kept)
         layer.masks.add(states[view.is_masked])
-        layer.residual.add(kept, sequence)
+        layer.residual.add(kept, sizes)
 
 
 def _describe(number: int, layer: _Layer, options: RankOptions) -> dict[str, Any]:
@@ -182,3 +182,29 @@ def _describe(number: int, layer: _Layer, options: RankOptions) -> dict[str, Any
 
 def _name_device() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else 'cpu'
+
+
+def describe_ranks(record: dict[str, Any]) -> str:
+    """The record as a table, a line a layer."""
+    columns = (
+        ('layer', 'layer', '{}'),
+        ('rank, no [MASK]', 'rank_real', '{}'),
+        ('with: all', 'rank_with_masks', '{}'),
+        ('real', 'rank_real_with_masks', '{}'),
+        ('[MASK]', 'rank_masks', '{}'),
+        ('[MASK] outside', 'mask_outside_share', '{:.1%}'),
+        ('real outside', 'real_outside_share', '{:.1%}'),
+        ('median angle', 'principal_angles_degrees', '{[2]:.1f}°'),
+        ('rank-1 residual', 'rank_one_residual', '{:.3f}'),
+    )
+    width = max(len(title) for title, _, _ in columns)
+    lines = [''.join(title.rjust(width + 1) for title, _, _ in columns)]
+    for layer in record['layers']:
+        lines.append(''.join(form.format(layer[name]).rjust(width + 1) for _, name, form in columns))
+    origin = record['checkpoint']['run_name'] or record['checkpoint']['uri']
+    lines.append(
+        f'{origin}: {record["threshold"]}-effective rank of {record["hidden_size"]} dimensions, '
+        f'{"centred" if record["centered"] else "uncentred"}; {record["tokens"]:,} real tokens, '
+        f'{record["mask_tokens"]:,} [MASK]s; {record["seconds"]:,.0f} s'
+    )
+    return '\n'.join(lines)

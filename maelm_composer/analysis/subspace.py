@@ -43,13 +43,11 @@ class RankOneResidual:
         self._sum = 0.0
         self._count = 0
 
-    def add(self, rows: Tensor, sequence: Tensor) -> None:
-        """(n, D) real tokens and the (n,) number of the sequence of each, 0 to K - 1; one token alone is left out."""
-        sizes = sequence.bincount()
-        count = len(sizes)
+    def add(self, rows: Tensor, sizes: Tensor) -> None:
+        """(n, D) real tokens of K sequences in turn and their (K,) ``sizes``; a token alone in its own is left out."""
         rows = rows.float()
-        means = rows.new_zeros(count, rows.shape[1]).index_add_(0, sequence, rows) / sizes.clamp(min=1)[:, None]
-        ratios = _measure_norms(rows - means[sequence], sequence, count) / _measure_norms(rows, sequence, count)
+        means = torch.segment_reduce(rows, 'mean', lengths=sizes)
+        ratios = _measure_norms(rows - means.repeat_interleave(sizes, 0), sizes) / _measure_norms(rows, sizes)
         ratios = ratios[sizes > 1]
         self._sum += float(ratios.double().sum())
         self._count += len(ratios)
@@ -58,9 +56,9 @@ class RankOneResidual:
         return self._sum / max(self._count, 1)
 
 
-def _measure_norms(rows: Tensor, sequence: Tensor, count: int) -> Tensor:
-    """(n, D) rows of ``count`` matrices, by (n,) number of their matrix -> (count,) ‖·‖_{1,∞}."""
-    size = rows.abs()
-    column_sums = size.new_zeros(count, size.shape[1]).index_add_(0, sequence, size)
-    row_sums = size.new_zeros(count).scatter_reduce_(0, sequence, size.sum(1), 'amax')
+def _measure_norms(rows: Tensor, sizes: Tensor) -> Tensor:
+    """(n, D) rows of K matrices, one after another, of (K,) ``sizes`` -> (K,) ‖·‖_{1,∞}."""
+    magnitudes = rows.abs()
+    column_sums = torch.segment_reduce(magnitudes, 'sum', lengths=sizes)
+    row_sums = torch.segment_reduce(magnitudes.sum(1), 'max', lengths=sizes)
     return (column_sums.amax(1) * row_sums).sqrt()

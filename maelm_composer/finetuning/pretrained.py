@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from maelm_composer.config import Implementation, ModelConfig
+from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
 from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import (
@@ -143,6 +143,8 @@ def build_encoder(config: ModelConfig, weights: Mapping[str, Tensor], checkpoint
                 f'{wanted.get(name, "not there")} in the model'
             )
     encoder.load_state_dict(weights)
+    if torch.cuda.is_available():  # not flex: rows come in many lengths, and it would compile for each of them
+        encoder.select_attention(AttentionBackend.sdpa, 'cuda')
     return encoder.eval()
 
 

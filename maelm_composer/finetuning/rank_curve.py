@@ -25,9 +25,7 @@ class RankCurve:
     def measure(self, epoch: int) -> None:
         """Add the rank after so many epochs; takes no random number, so training goes on as without it."""
         lengths = [len(ids) for ids in self.inputs.input_ids]
-        batches = (
-            collate(self.inputs, rows, self.pad_id) for rows in sort_for_evaluation(lengths, EVAL_BATCH_SIZE)
-        )
+        batches = (collate(self.inputs, rows, self.pad_id) for rows in sort_for_evaluation(lengths, EVAL_BATCH_SIZE))
         self.points.append({'epoch': epoch, 'effective_rank': rank_of_encoder(self.encoder, batches, self.special_ids)})
 
 

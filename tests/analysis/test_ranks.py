@@ -8,7 +8,7 @@ import torch
 from transformers import RobertaConfig, RobertaModel
 
 from maelm_composer.analysis.hidden_states import iterate_views
-from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
+from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, describe_ranks
 from maelm_composer.analysis.rows import find_shards
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.errors import InputError
@@ -59,12 +59,17 @@ def rank_by_svd(rows: torch.Tensor, centered: bool = False) -> int:
     return int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
 
 
+def norm(matrix: torch.Tensor) -> torch.Tensor:
+    """‖·‖_{1,∞} of App. A"""
+    return (torch.linalg.matrix_norm(matrix, 1) * torch.linalg.matrix_norm(matrix, float('inf'))).sqrt()
+
+
 @pytest.mark.parametrize('centered', [False, True])
 def test_every_number_of_the_last_layer_from_the_states_themselves(folder, measure, centered):
     record = measure(options=RankOptions(centered=centered))
     pretrained = load_pretrained(str(folder / 'run'))
     source = find_shards(DataConfig(remote=str(folder / 'shards')), pretrained.tokenizer, N)
-    real, kept, masks = [], [], []
+    real, kept, masks, residuals = [], [], [], []
     for view in iterate_views(source, max_tokens=10**9, mlm_probability=0.15, seed=17, is_packed=True):
         with torch.inference_mode():
             plain = pretrained.encoder(view.plain_ids, view.position_ids, view.segment_ids)
@@ -72,6 +77,11 @@ def test_every_number_of_the_last_layer_from_the_states_themselves(folder, measu
         real.append(plain[view.is_real])
         kept.append(masked[view.is_real & ~view.is_masked])
         masks.append(masked[view.is_masked])
+        for states, segments, is_kept in zip(masked, view.segment_ids, view.is_real & ~view.is_masked, strict=True):
+            for segment in range(1, int(segments.max()) + 1):
+                rows = states[(segments == segment) & is_kept]
+                if len(rows) > 1:
+                    residuals.append(float(norm(rows - rows.mean(0)) / norm(rows)))
     real, kept, masks = (torch.cat(rows) for rows in (real, kept, masks))
     last = record['layers'][-1]
     assert [layer['layer'] for layer in record['layers']] == [0, 1, 2]
@@ -87,7 +97,7 @@ def test_every_number_of_the_last_layer_from_the_states_themselves(folder, measu
     assert last['mask_outside_share'] == pytest.approx(float(left.square().sum() / masks.square().sum()))
     assert last['real_outside_share'] <= 0.1 + 1e-9
     assert 0 <= last['principal_angles_degrees'][0] <= last['principal_angles_degrees'][-1] <= 90
-    assert 0 < last['rank_one_residual'] < 2
+    assert last['rank_one_residual'] == pytest.approx(sum(residuals) / len(residuals), rel=1e-4)
 
 
 def test_the_record_says_where_it_comes_from_and_is_written_whole(measure, tmp_path):
@@ -135,6 +145,18 @@ def test_a_hugging_face_encoder_has_the_same_ranks_by_its_own_class_and_by_ours(
     for one, other in zip(theirs['layers'], ours['layers'], strict=True):
         for name, value in one.items():
             assert value == pytest.approx(other[name], rel=1e-3, abs=0.5 if 'angles' in name else 1e-3), name
+
+
+def test_the_table_shows_every_layer(measure):
+    record = measure()
+    header, *layers, note = describe_ranks(record).split('\n')
+    assert len(header) == len(layers[0])
+    assert [int(line.split()[0]) for line in layers] == [0, 1, 2]
+    last = record['layers'][-1]
+    assert layers[-1].split()[1:5] == [
+        str(last[name]) for name in ('rank_real', 'rank_with_masks', 'rank_real_with_masks', 'rank_masks')
+    ]
+    assert f'{record["tokens"]:,} real tokens' in note
 
 
 def test_an_encoder_without_a_recipe_needs_to_be_told_what_to_read(measure, roberta):

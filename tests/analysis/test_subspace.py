@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maelm_composer.effective_rank import Gram, find_directions
 from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
+from maelm_composer.effective_rank import Gram, find_directions
 
 
 def gram_of(rows: torch.Tensor) -> Gram:
@@ -24,9 +24,9 @@ def spread(count: int, *columns: int, size: int = 6, seed: int = 0) -> torch.Ten
     return rows
 
 
-def residual_of(rows: torch.Tensor, sequence: list[int]) -> float:
+def residual_of(rows: torch.Tensor, *sizes: int) -> float:
     residual = RankOneResidual()
-    residual.add(rows, torch.tensor(sequence))
+    residual.add(rows, torch.tensor(sizes))
     return residual.get_mean()
 
 
@@ -62,20 +62,20 @@ def test_principal_angles_of_known_planes():
 def test_residual_is_zero_for_one_vector_a_sequence_and_not_for_two():
     """Each sequence may have a vector of its own: attention does not join sequences."""
     one, other = torch.tensor([1.0, 2.0, 2.0]), torch.tensor([5.0, 0.0, -1.0])
-    assert residual_of(torch.stack([one, one, other, other]), [0, 0, 1, 1]) == pytest.approx(0, abs=1e-6)
-    assert residual_of(torch.stack([one, other]), [0, 0]) > 0.3
+    assert residual_of(torch.stack([one, one, other, other]), 2, 2) == pytest.approx(0, abs=1e-6)
+    assert residual_of(torch.stack([one, other]), 2) > 0.3
 
 
 def test_residual_by_hand():
     rows = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
     # H - 1h is [[-1, -2], [1, 2]]: column sums 2 and 4, row sums 3 and 3; H: 4 and 4, 1 and 7.
-    assert residual_of(rows, [0, 0]) == pytest.approx(math.sqrt(4 * 3) / math.sqrt(4 * 7))
+    assert residual_of(rows, 2) == pytest.approx(math.sqrt(4 * 3) / math.sqrt(4 * 7))
 
 
 def test_residual_averages_sequences_of_two_tokens_or_more_over_batches():
     rows = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
-    first, second = residual_of(rows[:4], [0] * 4), residual_of(rows[4:6], [0] * 2)
+    first, second = residual_of(rows[:4], 4), residual_of(rows[4:6], 2)
     residual = RankOneResidual()
-    residual.add(rows[[0, 6, 1, 2, 3]], torch.tensor([1, 0, 1, 1, 1]))
-    residual.add(rows[4:6], torch.tensor([0, 0]))
+    residual.add(rows[[6, 0, 1, 2, 3]], torch.tensor([1, 4]))
+    residual.add(rows[4:6], torch.tensor([2]))
     assert residual.get_mean() == pytest.approx((first + second) / 2)

@@ -1,0 +1,102 @@
+"""FLOPs, runs and bytes of a step, from its recipes alone. Pure, no torch."""
+
+from dataclasses import dataclass, replace
+
+from maelm_composer.config import (
+    CorpusConfig,
+    DecoderAttention,
+    EvaluationProtocol,
+    FinetuningConfig,
+    ModelConfig,
+    PretrainingConfig,
+    SelectionProtocol,
+)
+from maelm_composer.finetuning.search import count_runs, list_points
+from maelm_composer.finetuning.tasks import find_task
+from maelm_composer.model.cost import count_forward_flops, count_parameters
+from maelm_composer.training.plan import FORWARD_AND_BACKWARD
+from maelm_composer.training.scaling import count_visible
+
+# Rows of training, of all dev sets, and mean tokens of a row: official counts; lengths with 8,192 pieces.
+TASK_SIZES = {
+    'mnli': (392_702, 19_647, 40),
+    'qqp': (363_846, 40_430, 31),
+    'qnli': (104_743, 5_463, 54),
+    'sst2': (67_349, 872, 14),
+    'cola': (8_551, 1_043, 12),
+    'rte': (2_490, 277, 75),
+    'mrpc': (3_668, 408, 58),
+    'stsb': (5_749, 1_500, 34),
+    'squad2': (131_000, 12_000, 180),
+    'demo_sentence': (600, 200, 18),
+    'demo_pair': (600, 200, 20),
+    'demo_regression': (600, 200, 28),
+    'demo_span': (600, 200, 55),
+}
+STATE_BYTES = 16  # of a checkpoint's parameter: the weights twice, Adam's two moments
+SHARD_BYTES_PER_TOKEN = 1.6  # compressed; unpacked in the cache 2.2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one step, done from nothing."""
+
+    flops: float = 0.0
+    runs: int = 1
+    disk_bytes: float = 0.0
+
+
+def count_training_flops(config: PretrainingConfig) -> int:
+    """Of the whole run, as its start screen shows them."""
+    visible, masked = count_visible(config)
+    decoder = config.model.decoder
+    if decoder is not None and decoder.attention is DecoderAttention.causal_cross:
+        masked = config.model.max_seq_len  # it predicts every token
+    per_row = FORWARD_AND_BACKWARD * sum(count_forward_flops(config.model, visible, masked).values())
+    return per_row * count_samples(config)
+
+
+def count_samples(config: PretrainingConfig) -> int:
+    """Rows of the whole run: whole batches."""
+    batch = config.training.global_train_batch_size
+    return -(-config.training.max_samples // batch) * batch
+
+
+def cost_pretraining(config: PretrainingConfig, num_checkpoints: int) -> Cost:
+    """Training alone; validation and saving are small beside it."""
+    parameters = sum(count_parameters(config.model).values())
+    return Cost(count_training_flops(config), 1, num_checkpoints * STATE_BYTES * parameters)
+
+
+def cost_finetuning(config: FinetuningConfig, model: ModelConfig, task_name: str) -> Cost:
+    """The whole search of one task; of the repeats' epochs, which are not known before, the grid's mean."""
+    task = find_task(task_name)
+    rows, dev_rows, length = TASK_SIZES[task_name]
+    rows = min(rows, config.data.max_train_examples or rows)
+    points = list_points(config, task)
+    runs = count_runs(config, task)
+    epochs = sum(point.max_epochs for point in points) / len(points)
+    if config.sweep.selection is SelectionProtocol.full_grid:
+        runs = len(points) * len(config.sweep.seeds)
+    evaluations = 1.0 if config.evaluation is EvaluationProtocol.final else 2 * epochs
+    passes = FORWARD_AND_BACKWARD * epochs * rows + evaluations * dev_rows
+    if config.measures_rank:
+        passes += (epochs + 1) * dev_rows
+    return Cost(runs * passes * _forward(model, min(length, config.max_seq_len, model.max_seq_len)), runs)
+
+
+def cost_rank(model: ModelConfig, tokens: int) -> Cost:
+    """Forward passes without and with [MASK], and every layer's three Gram matrices."""
+    forward = 2 * _forward(model, model.max_seq_len) / model.max_seq_len
+    gram = 2 * 2 * model.hidden_size**2 * (model.num_hidden_layers + 1)
+    return Cost(tokens * (forward + gram))
+
+
+def cost_shards(config: CorpusConfig, tokens: float) -> Cost:
+    return Cost(disk_bytes=tokens * SHARD_BYTES_PER_TOKEN)
+
+
+def _forward(model: ModelConfig, length: int) -> float:
+    """FLOPs of the encoder over one sequence."""
+    alone = replace(model, decoder=None, max_seq_len=length)
+    return float(count_forward_flops(alone, length, length)['encoder'])

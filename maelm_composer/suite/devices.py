@@ -1,0 +1,109 @@
+"""What a machine computes: published peaks of GPUs, a measurement of a CPU, and what earlier runs reached."""
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from maelm_composer.errors import InputError
+from maelm_composer.records import collect_provenance
+
+PEAKS = {'a100': 312e12, 'h100': 989e12, 'h200': 989e12}  # FLOP/s, dense bf16 (NVIDIA's data sheets, SXM)
+CPU = 'cpu'
+
+
+@dataclass(frozen=True)
+class Device:
+    """``count`` alike devices; a CPU with all its cores is one."""
+
+    name: str  # of PEAKS, or cpu
+    count: int
+    peak_flops: float  # of one
+
+    @property
+    def label(self) -> str:
+        return 'this CPU' if self.name == CPU else f'{self.count} × {self.name.upper()}'
+
+
+def find_device(gpu: str | None = None, count: int | None = None) -> Device:
+    """The device of that name, or what this machine has.
+
+    Raises:
+        InputError: a GPU whose peak is not known.
+    """
+    if gpu is None:
+        found = _list_gpus()
+        if not found:
+            return Device(CPU, 1, measure_cpu())
+        gpu, count = found[0], count or len(found)
+    name = next((name for name in PEAKS if name in gpu.lower()), None)
+    if name is None:
+        raise InputError(f'GPU {gpu}: its peak is not known here; choose one of {", ".join(PEAKS)}')
+    return Device(name, count or 1, PEAKS[name])
+
+
+def measure_cpu() -> float:
+    """FLOP/s of an fp32 matrix product on all cores, by the processor's time: others at work do not count."""
+    size, repeats = 1024, 5
+    matrix = np.ones((size, size), np.float32)
+    matrix @ matrix
+    start = time.process_time()
+    for _ in range(repeats):
+        matrix @ matrix
+    return 2 * size**3 * repeats / (time.process_time() - start) * len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What recorded runs of one scale reached on one kind of device."""
+
+    training_flops: float | None  # FLOP/s of one device, the median over runs
+    task_seconds: dict[str, float]  # of a fine-tuning run, by task
+    rank_seconds: float | None
+
+
+def read_measured(records: Path, device: Device) -> Measured:
+    """From results/<scale>/records, those of this kind of device."""
+    here = collect_provenance({})
+
+    def read(kind: str) -> list[dict[str, Any]]:
+        return [record for record in _read(records / kind) if _is_like(record, device, here)]
+
+    runs = [record for record in read('pretraining') if record['status'] == 'finished']
+    speeds = [r['flops'] / (3600 * r['device_hours']) for r in runs if r.get('flops')]
+    tasks: dict[str, list[float]] = {}
+    for record in read('finetuning'):
+        if record['status'] == 'finished':
+            tasks.setdefault(record['task'], []).append(record['training_seconds'] + record['evaluation_seconds'])
+    ranks = [record['seconds'] for record in read('rank')]
+    return Measured(
+        median(speeds) if speeds else None,
+        {task: sum(seconds) / len(seconds) for task, seconds in tasks.items()},
+        median(ranks) if ranks else None,
+    )
+
+
+def _read(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding='utf-8')) for path in sorted(folder.glob('*.json'))]
+
+
+def _is_like(record: dict[str, Any], device: Device, here: dict[str, Any]) -> bool:
+    """Whether it was made on such a device; a CPU must be the one of ``here``, this machine's provenance."""
+    where = str(record.get('device') or CPU).lower()
+    if device.name != CPU:
+        return device.name in where
+    return where.startswith(CPU) and all(record['provenance'][key] == here[key] for key in ('cpu', 'cpu_count'))
+
+
+def _list_gpus() -> list[str]:
+    command = ['nvidia-smi', '--query-gpu=name', '--format=csv,noheader']
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]
+    except (OSError, subprocess.CalledProcessError):
+        return []

@@ -1,0 +1,157 @@
+"""What a list of artefacts needs at one scale, step by step, each once. Pure, no torch."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig
+from maelm_composer.errors import InputError
+from maelm_composer.recipe import load_config
+from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model, tasks_of
+
+SETTINGS = Path('yamls/suite')
+Kind = Enum('Kind', 'tokenizer shards pretraining finetuning rank')
+
+
+@dataclass(frozen=True)
+class Step:
+    """One unit of work that is looked up before it is done."""
+
+    kind: Kind
+    model: Model | None = None
+    samples: int = 0  # the checkpoint to fine-tune or to measure
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One scale's settings, where it works and where its results go."""
+
+    scale: str
+    settings: SuiteConfig
+    work: Path
+    results: Path
+
+    @property
+    def finetuning_folder(self) -> Path:
+        return self.work / 'finetuning'
+
+    @property
+    def rank_folder(self) -> Path:
+        return self.work / 'ranks'
+
+    @property
+    def records(self) -> Path:
+        return self.results / self.scale / 'records'
+
+    def run_folder(self, model: Model) -> Path:
+        return self.work / 'runs' / model.run_name(self.scale)
+
+    def load_corpus(self) -> CorpusConfig:
+        if 'MAELM_DATA' in os.environ:  # one variable names text and tasks
+            os.environ.setdefault('DATA_ROOT', os.environ['MAELM_DATA'])
+        return load_config(CorpusConfig, *_split(self.settings.data))
+
+    def list_arguments(self, model: Model) -> list[str]:
+        """What `composer train.py` is called with."""
+        return [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
+
+    def load_pretraining(self, model: Model) -> PretrainingConfig:
+        config = load_config(PretrainingConfig, *_split(self.list_arguments(model)))
+        if config.run_name != model.run_name(self.scale):
+            raise InputError(
+                f'{SETTINGS}/{self.scale}.yaml: pretraining names the run {config.run_name}, but its records are '
+                f'looked for as {model.run_name(self.scale)}: give yamls/{self.scale}.yaml and key=value pairs only'
+            )
+        return config
+
+    def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
+        """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``."""
+        paths, overrides = _split(self.settings.finetuning)
+        own = {
+            'checkpoint': self.run_folder(model) / name_checkpoint(samples),
+            'save_folder': self.finetuning_folder,
+            'sweep.tasks': f'[{",".join(tasks)}]',
+            # The same for every artefact, so that they share records.
+            'measures_rank': model.run_name(self.scale) in _list_measured(self.scale),
+        }
+        return load_config(FinetuningConfig, paths, [*overrides, *(f'{key}={value}' for key, value in own.items())])
+
+
+def load_suite(scale: str, work: str | Path | None = None, results: str | Path = 'results') -> Suite:
+    """The suite of ``yamls/suite/<scale>.yaml``.
+
+    Args:
+        work: folder of runs and records; the default is runs/suite/<scale>.
+
+    Raises:
+        InputError: an unknown scale, or settings that cannot be read.
+    """
+    path = SETTINGS / f'{scale}.yaml'
+    if not path.is_file():
+        there = ', '.join(sorted(found.stem for found in SETTINGS.glob('*.yaml')))
+        raise InputError(f'no {path}: the scales are {there or "in the checkout of the source: start there"}')
+    settings = load_config(SuiteConfig, [str(path)])
+    for name in ('data', 'pretraining', 'finetuning'):
+        if not getattr(settings, name):
+            raise InputError(f'{path}: {name} is empty: list recipes and key=value pairs')
+    return Suite(scale, settings, Path(work or f'runs/suite/{scale}'), Path(results))
+
+
+def find_artefacts(names: Sequence[str] = ()) -> list[Artefact]:
+    """The artefacts of these names, in their order; none: all of them."""
+    return [artefact for artefact in ARTEFACTS if not names or artefact.name in names]
+
+
+def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
+    """Everything that ``artefacts`` rest on, in the order in which it can be made; what they share comes once."""
+    demands = [demand for artefact in artefacts for demand in artefact.demands]
+    models: dict[str, Model] = {}
+    tasks: dict[tuple[str, int], list[str]] = {}
+    ranked: dict[str, int] = {}
+    for demand in demands:
+        name = demand.model.run_name(suite.scale)
+        models.setdefault(name, demand.model)
+        checkpoints = list_checkpoints(suite.load_pretraining(demand.model))
+        if demand.roles:
+            for samples in checkpoints if demand.every_checkpoint else checkpoints[-1:]:
+                tasks.setdefault((name, samples), []).extend(tasks_of(suite.scale, demand.roles))
+        if demand.rank:
+            ranked[name] = checkpoints[-1]
+    return [
+        Step(Kind.tokenizer),
+        Step(Kind.shards),
+        *(Step(Kind.pretraining, model) for model in models.values()),
+        *(
+            Step(Kind.finetuning, models[name], samples, tuple(dict.fromkeys(found)))
+            for (name, samples), found in tasks.items()
+        ),
+        *(Step(Kind.rank, models[name], samples) for name, samples in ranked.items()),
+    ]
+
+
+def list_checkpoints(config: PretrainingConfig) -> list[int]:
+    """Samples at which the run saves: the first batch at or after each interval, and the last one."""
+    batch, interval = config.training.global_train_batch_size, config.training.checkpoint_interval_samples
+    total = -(-config.training.max_samples // batch) * batch
+    due = {-(-multiple // batch) * batch for multiple in range(interval, total, interval)}
+    return sorted({samples for samples in due if samples < total} | {total})
+
+
+def name_checkpoint(samples: int) -> str:
+    """The checkpoint's folder in its run's."""
+    return f'samples-{samples:012d}'
+
+
+def _list_measured(scale: str) -> set[str]:
+    """Runs whose rank is measured during fine-tuning."""
+    return {
+        demand.model.run_name(scale) for artefact in ARTEFACTS for demand in artefact.demands if demand.finetuned_rank
+    }
+
+
+def _split(entries: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files and ``key=value`` pairs."""
+    return [e for e in entries if '=' not in e], [e for e in entries if '=' in e]

@@ -1,0 +1,64 @@
+"""results/<scale>/records holds one experiment."""
+
+import json
+
+import pytest
+
+from maelm_composer.suite.collect import CURVE_ROWS, collect_finetunings, collect_rank, collect_run, thin_curve
+
+HEAD = 'samples,train_loss,eval_loss'
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob('*.json'))
+
+
+def finetuning(key, run='demo', samples=9600, task='rte'):
+    return {'key': key, 'task': task, 'checkpoint': {'run_name': run, 'samples': samples}}
+
+
+@pytest.fixture
+def records(tmp_path, write_record):
+    """Of the run demo and of another."""
+    folder = tmp_path / 'records'
+    write_record(folder / 'pretraining/demo.json', {'run_name': 'demo', 'identity': {'seed': 17}})
+    for key, run, samples, task in (
+        ('old', 'demo', 9600, 'rte'), ('early', 'demo', 3200, 'rte'), ('cola', 'demo', 9600, 'cola'),
+        ('other', 'demo-roberta', 9600, 'rte'),
+    ):  # fmt: skip
+        write_record(folder / f'finetuning/{key}.json', finetuning(key, run, samples, task))
+    write_record(folder / 'rank/r.json', {'key': 'r', 'checkpoint': {'run_name': 'demo', 'samples': 9600}})
+    return folder
+
+
+@pytest.mark.parametrize(('seed', 'left'), [(17, ['cola', 'early', 'old', 'other']), (18, ['other'])])
+def test_another_run_of_the_same_name_takes_the_old_ones_records_away(tmp_path, records, write_record, seed, left):
+    run = {'run_name': 'demo', 'identity': {'seed': seed}, 'samples': 9600}
+    write_record(tmp_path / 'demo/record.json', run)
+    (tmp_path / 'demo/metrics.csv').write_text(f'{HEAD}\n64,7.0,\n')
+    collect_run(tmp_path / 'demo', records, {'flops': 5})
+    assert json.loads((records / 'pretraining/demo.json').read_text()) == run | {'flops': 5}
+    assert names(records / 'finetuning') == [f'{key}.json' for key in left]
+    assert names(records / 'rank') == ([] if seed == 18 else ['r.json'])
+
+
+def test_records_of_another_protocol_go_and_all_others_stay(tmp_path, records, write_record):
+    write_record(tmp_path / 'work/new.json', finetuning('new'))
+    collect_finetunings(tmp_path / 'work', ['new', 'never-made'], records, 'demo', 9600, 'rte')
+    assert names(records / 'finetuning') == ['cola.json', 'early.json', 'new.json', 'other.json']
+
+
+def test_a_checkpoint_has_one_rank_record(records):
+    for key in ('one', 'two'):
+        collect_rank({'key': key, 'checkpoint': {'run_name': 'demo', 'samples': 9600}}, records)
+    collect_rank({'key': 'other', 'checkpoint': {'run_name': 'demo-roberta', 'samples': 9600}}, records)
+    assert names(records / 'rank') == ['other.json', 'two.json']
+
+
+def test_a_long_log_is_thinned_but_keeps_every_validation():
+    rows = [f'{i},7.0,{"6.5" if i % 977 == 0 else ""}' for i in range(1, 10_001)]
+    kept = thin_curve('\n'.join([HEAD, *rows]) + '\n').splitlines()
+    assert kept[0] == HEAD
+    assert [row for row in kept if row.endswith('6.5')] == [row for row in rows if row.endswith('6.5')]
+    assert CURVE_ROWS <= len(kept) <= CURVE_ROWS + 1 + 10
+    assert thin_curve(f'{HEAD}\n1,7.0,\n') == f'{HEAD}\n1,7.0,\n'

@@ -1,0 +1,122 @@
+"""What a plan says before anything runs, and what it counts as done."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from maelm_composer.errors import InputError
+from maelm_composer.masking.collate import build_collator
+from maelm_composer.model.cost import count_forward_flops
+from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM
+from maelm_composer.suite.cost import cost_finetuning, count_training_flops
+from maelm_composer.suite.devices import CPU, Device, find_device, measure_cpu
+from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_budget, print_plan, sum_seconds
+from maelm_composer.suite.steps import Kind, find_artefacts, list_steps, load_suite
+
+SLOW = Device(CPU, 1, 1e11)
+H100 = Device('h100', 8, 989e12)
+
+
+def test_flops_are_those_of_the_batches_that_are_made(demo):
+    for step in list_steps(demo, ARTEFACTS):
+        if step.kind is not Kind.pretraining:
+            continue
+        config = demo.load_pretraining(step.model)
+        collator, length = build_collator(config), config.model.max_seq_len
+        visible = int(collator.visible_length(length))
+        masked = length if collator.predicts_every_token else round(0.15 * length)
+        per_row = sum(count_forward_flops(config.model, visible, masked).values())
+        assert count_training_flops(config) == 3 * 9600 * per_row
+
+
+def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
+    items = plan_suite(demo, ARTEFACTS, SLOW)
+    assert [item.step for item in items] == list_steps(demo, ARTEFACTS)
+    models = [item for item in items if item.step.model is not None]
+    assert all(item.done == 0 and item.seconds > 0 and 'FLOPs model' in item.basis for item in models)
+    assert not (tmp_path / 'work').exists()
+    fast = plan_suite(demo, ARTEFACTS, dataclasses.replace(SLOW, peak_flops=2e11))
+    assert sum_seconds(fast) < sum_seconds(items)
+
+
+def test_records_are_found(demo, write_record, make_run):
+    artefacts = find_artefacts(['figure1', 'figure3'])
+    before = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
+    write_record(demo.run_folder(MAE_LM) / 'record.json', make_run('demo'))
+    checkpoint = {'run_name': 'demo', 'samples': 9600}
+    for seed in (1, 2):
+        record = {'status': 'finished', 'task': 'demo_pair', 'checkpoint': checkpoint}
+        write_record(demo.finetuning_folder / f'{seed}.json', record)
+    failed = {'status': 'failed', 'task': 'demo_pair', 'checkpoint': checkpoint | {'samples': 3200}}
+    write_record(demo.finetuning_folder / 'failed.json', failed)
+    write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 9600}})
+    after = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
+    done = {name for name, item in after.items() if item.done == item.total and item.step.model is not None}
+    assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 9,600, demo_pair'}
+    assert all(after[name].seconds == 0 and before[name].seconds > 0 for name in done)
+    assert after['fine-tuning demo at 3,200, demo_pair'] == before['fine-tuning demo at 3,200, demo_pair']
+
+
+def test_measured_speed_takes_the_place_of_the_model(demo, write_record, make_run):
+    artefacts = find_artefacts(['table1'])
+    write_record(demo.records / 'pretraining/demo.json', make_run('demo'))  # 2e12 FLOPs in 10 seconds
+    finetuning = make_run('-', task='demo_pair', training_seconds=30.0, evaluation_seconds=1.0)
+    write_record(demo.records / 'finetuning/x.json', finetuning)
+    items = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
+    mine = items['pretraining demo-roberta']
+    assert mine.basis == 'measured speed, 2.0e+11 FLOP/s'
+    flops = count_training_flops(demo.load_pretraining(mine.step.model))
+    assert mine.seconds == pytest.approx(flops / 2e11 + 3)
+    assert items['fine-tuning demo at 9,600, 4 tasks'].basis.endswith('measured runs')
+    elsewhere = make_run('demo')
+    elsewhere['provenance']['cpu'] = 'another'
+    write_record(demo.records / 'pretraining/demo.json', elsewhere)
+    assert 'FLOPs model' in {i.name: i for i in plan_suite(demo, artefacts, SLOW)}['pretraining demo'].basis
+    assert 'FLOPs model' in plan_suite(demo, artefacts, H100)[2].basis
+
+
+def test_finetuning_costs_what_the_search_space_says(tmp_path):
+    suite = load_suite('base', tmp_path)
+    model = suite.load_pretraining(MAE_LM).model
+    config = suite.load_finetuning(MAE_LM, 1, ['rte'])
+    cost = cost_finetuning(dataclasses.replace(config, measures_rank=False), model, 'rte')
+    assert cost.runs == 64 + 4
+    alone = dataclasses.replace(model, decoder=None, max_seq_len=75)
+    per_row = count_forward_flops(alone, 75, 75)['encoder']
+    assert cost.flops == pytest.approx(68 * (3 * 5 * 2490 + 277) * per_row)  # 2, 3, 5, 10 epochs: 5 on average
+
+
+def test_a_budget_says_what_fits(capsys):
+    print_budget(8, 'H100', 24.0, ['base'])
+    lines = capsys.readouterr().out.splitlines()
+    (last,) = [line for line in lines if line.startswith('8 × H100')]
+    assert '192 GPU-hours' in last
+    assert 'pretraining 40%' in last
+    row = {line.split('  ')[0].strip(): line.split()[-2:] for line in lines if 'fits' in line or '—' in line}
+    assert row['Figure 1'][1] == 'fits'
+    assert row['all of them'][1] == '—'
+    hours = {name: float(cells[0].replace(',', '')) for name, cells in row.items()}
+    # 6.0e20 FLOPs at 40 % of 989e12 FLOP/s are 420 hours; a model of Table 2 each.
+    assert hours['all of them'] > hours['Table 2'] > 10 * hours['Figure 1']
+
+
+def test_a_plan_is_printed_whole(demo, capsys):
+    print_plan(demo, plan_suite(demo, ARTEFACTS, SLOW), SLOW)
+    text = capsys.readouterr().out
+    for name in ('tokenizer', 'shards', 'pretraining demo-cross', 'rank demo-roberta', 'scale demo on this CPU'):
+        assert name in text
+
+
+def test_devices():
+    assert find_device('NVIDIA H100 80GB HBM3', 4) == Device('h100', 4, 989e12)
+    with pytest.raises(InputError, match='GPU rtx: its peak is not known here; choose one of a100, h100, h200'):
+        find_device('rtx', 1)
+    assert 1e9 < measure_cpu() < 1e14
+    assert describe_accuracy(100, 150) == 'estimated 100 s, took 150 s: 1.50 times the estimate'
+
+
+def test_planning_needs_no_torch():
+    program = 'import sys, maelm_composer.suite.plan, maelm_composer.suite.terminal; sys.exit("torch" in sys.modules)'
+    assert subprocess.run([sys.executable, '-c', program], check=False).returncode == 0

@@ -1,0 +1,99 @@
+"""What the artefacts of a scale need."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from maelm_composer.config import PretrainingConfig
+from maelm_composer.errors import InputError
+from maelm_composer.recipe import load_config
+from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, MAE_LM, ROBERTA
+from maelm_composer.suite.steps import Kind, find_artefacts, list_checkpoints, list_steps, load_suite
+
+SCALES = ('demo', 'small', 'base', 'base_pp', 'large_pp')
+
+
+def steps_of(suite, *names):
+    return list_steps(suite, find_artefacts(names))
+
+
+def test_everything_is_made_once_and_in_order(demo):
+    steps = list_steps(demo, ARTEFACTS)
+    kinds = [step.kind for step in steps]
+    assert kinds == sorted(kinds, key=lambda kind: kind.value)
+    # Table 2 has 14 models, Figure 4 three more; Figure 3 two checkpoints before the last; ranks of both models.
+    assert Counter(kinds) == {
+        Kind.tokenizer: 1, Kind.shards: 1, Kind.pretraining: 17, Kind.finetuning: 19, Kind.rank: 2
+    }  # fmt: skip
+    assert len({(s.kind, s.model and s.model.run_name('demo'), s.samples) for s in steps}) == len(steps)
+
+
+def test_what_two_artefacts_share_stands_there_once(demo):
+    (last,) = [s for s in steps_of(demo, 'table1', 'figure3') if s.model is MAE_LM and s.samples == 9600]
+    assert last.tasks == ('demo_pair', 'demo_sentence', 'demo_regression', 'demo_span')
+    early = [s for s in steps_of(demo, 'table1', 'figure3') if s.kind is Kind.finetuning and s.samples < 9600]
+    assert [(s.model, s.samples, s.tasks) for s in early] == [(MAE_LM, n, ('demo_pair',)) for n in (3200, 6400)]
+    runs = [s.model.run_name('demo') for s in steps_of(demo, 'table2', 'figure4') if s.kind is Kind.pretraining]
+    assert runs.count('demo-roberta') == runs.count('demo-encoder_with_mask') == 1
+
+
+@pytest.mark.parametrize(('batch', 'interval', 'samples'), [(64, 3200, 9600), (64, 3000, 9601), (100, 10, 250)])
+def test_checkpoints_are_where_training_saves(batch, interval, samples):
+    config = load_config(
+        PretrainingConfig,
+        ['yamls/demo.yaml'],
+        [f'training.{k}={v}' for k, v in (
+            ('global_train_batch_size', batch), ('checkpoint_interval_samples', interval), ('max_samples', samples)
+        )] + ['optimizer.warmup_samples=0'],
+    )  # fmt: skip
+    wanted, seen = [], 0
+    while seen < samples:  # training/checkpoints.py: is_due, batch by batch
+        before, seen = seen, seen + batch
+        if seen >= samples or seen // interval > before // interval:
+            wanted.append(seen)
+    assert list_checkpoints(config) == wanted
+
+
+@pytest.mark.parametrize('scale', SCALES)
+def test_every_scale_loads_and_its_runs_bear_the_names_that_are_looked_for(scale, tmp_path, monkeypatch):
+    monkeypatch.setenv('MAELM_DATA', str(tmp_path))
+    suite = load_suite(scale, tmp_path)
+    assert suite.load_corpus().remote == suite.load_pretraining(MAE_LM).data.remote
+    for step in list_steps(suite, ARTEFACTS):
+        if step.kind is Kind.pretraining:
+            assert suite.load_pretraining(step.model).save_folder == str(suite.run_folder(step.model))
+        if step.kind is Kind.finetuning:
+            config = suite.load_finetuning(step.model, step.samples, step.tasks)
+            assert (tuple(config.sweep.tasks), config.measures_rank) == (step.tasks, step.model in (MAE_LM, ROBERTA))
+            assert config.checkpoint.endswith(f'{step.samples:012d}')
+
+
+def test_the_papers_scales_change_nothing(tmp_path):
+    for scale in ('base', 'base_pp', 'large_pp'):
+        suite = load_suite(scale, tmp_path)
+        mine = suite.load_pretraining(ROBERTA)
+        theirs = load_config(PretrainingConfig, [f'yamls/{scale}.yaml', 'yamls/roberta.yaml'])
+        assert dataclasses.replace(mine, save_folder=theirs.save_folder) == theirs
+        search = suite.load_finetuning(MAE_LM, 1, ['rte']).sweep
+        assert {name: len(s.learning_rate) for name, s in search.search.items()} == {
+            'glue_small': 4, 'glue_large': 4, 'squad2': 4
+        }  # fmt: skip
+        assert search.seeds == [1, 2, 3, 4, 5]
+
+
+def test_the_demo_gives_every_delta_the_same_rows(demo):
+    configs = [demo.load_pretraining(model) for _, model in DELTAS]
+    assert [c.masking.encoder_mask_fraction for c in configs] == [0, 0.25, 0.5, 0.75, 1]
+    assert len({(c.seed, c.training.max_samples, c.data.remote) for c in configs}) == 1
+
+
+def test_bad_input_is_one_clear_line(demo, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r'no yamls/suite/tiny.yaml: the scales are base, base_pp, demo'):
+        load_suite('tiny')
+    settings = dataclasses.replace(demo.settings, pretraining=['yamls/small.yaml'])
+    with pytest.raises(InputError, match='names the run small, but its records are looked for as demo'):
+        dataclasses.replace(demo, settings=settings).load_pretraining(MAE_LM)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match='in the checkout of the source: start there'):
+        load_suite('demo')
