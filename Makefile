@@ -11,12 +11,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(VENV)/.ready  ## documents -> tokenizer -> shards -> MAE-LM and RoBERTa, on two CPU cores
-	maelm tokenizer yamls/data/demo.yaml
-	maelm shards yamls/data/demo.yaml
-	composer train.py yamls/demo.yaml
-	composer train.py yamls/demo.yaml yamls/roberta.yaml
-	maelm runs runs/demo runs/demo-roberta
+demo: $(VENV)/.ready  ## every table and figure at demo scale, from documents to the page, on two CPU cores
+	pytest -q bench/
+	maelm report --scale demo
 
 test: $(VENV)/.ready  ## the fast suite; with MAELM_DATA naming a folder of real data, that too
 	pytest -q
@@ -27,8 +24,8 @@ test-slow: $(VENV)/.ready
 test-gpu: $(VENV)/.ready
 	pytest -q -m gpu
 
-bench: $(VENV)/.ready
-	pytest -q -s bench/
+bench: $(VENV)/.ready  ## training and fine-tuning speed against Hugging Face, and the way in
+	pytest -q -s bench/ -m throughput
 
 lint: $(VENV)/.ready
 	ruff check .
@@ -36,4 +33,4 @@ lint: $(VENV)/.ready
 	mypy maelm_composer
 
 clean:  ## the environment, what the demo made, and caches
-	rm -rf $(VENV) data/demo runs/demo runs/demo-roberta .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) data/demo runs/suite/demo results/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,12 +14,14 @@ import pytest
 from maelm_composer.cluster import start_ray
 from maelm_composer.errors import InputError
 from maelm_composer.records import collect_provenance, write_text
+from maelm_composer.reporting.artefacts import ARTEFACTS
 from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_plan, sum_seconds
 from maelm_composer.suite.steps import Suite, find_artefacts, load_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'results'
-SPEED = ('test_throughput.py', 'test_data_path.py')
+MADE = pytest.StashKey[list[str]]()  # artefacts of this session that ended well
+ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in ARTEFACTS}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = {Path(argument.split('::')[0]).name for argument in config.args}
     left_out = []
     for item in items:
-        if item.path.name in SPEED:
+        if item.path.name not in ARTEFACT_FILES:
             item.add_marker('throughput')
             if item.path.name not in named and 'throughput' not in config.option.markexpr:
                 left_out.append(item)
@@ -74,12 +76,13 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
         suite = load_suite(*_read_options(request.config))
         estimated = sum_seconds(plan_suite(suite, find_artefacts(list_artefacts(request.session))))
         start, started_ray = time.monotonic(), start_ray()
+        request.session.stash[MADE] = []
         yield suite
         if started_ray:
             import ray
 
             ray.shutdown()
-    if estimated:
+    if estimated and request.session.stash[MADE] == list_artefacts(request.session):
         took = time.monotonic() - start
         reporter = request.config.pluginmanager.get_plugin('terminalreporter')
         reporter.ensure_newline()
@@ -87,7 +90,7 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
 
 
 @pytest.fixture
-def make(suite: Suite, benchmark: Callable) -> Callable[[str], list[dict[str, str]]]:
+def make(suite: Suite, benchmark: Callable, request: pytest.FixtureRequest) -> Callable[[str], list[dict[str, str]]]:
     """``make('table1')`` runs what is missing and returns the rows of its CSV, which are whole."""
 
     def run(name: str) -> list[dict[str, str]]:
@@ -99,6 +102,7 @@ def make(suite: Suite, benchmark: Callable) -> Callable[[str], list[dict[str, st
             pytest.exit('stopped; the same command goes on', returncode=int(stop.code or 0))
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
+        request.session.stash[MADE].append(name)
         rows = read_rows(page.parent / f'{name}.csv')
         assert_complete(rows)
         return rows

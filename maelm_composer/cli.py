@@ -151,8 +151,23 @@ def report(
 ) -> None:
     """Make the tables, the figures and the page of a scale again from its records. Needs no torch."""
     from maelm_composer.reporting.report import report as make
+    from maelm_composer.suite.terminal import print_report
 
-    print(f'report: {make(scale, results)}')
+    page = make(scale, results)
+    print_report(scale, results)
+    print(f'report: {page}')
+
+
+@app.command()
+def plan(
+    gpus: Annotated[int, typer.Option(min=1, help='How many.')],
+    gpu: Annotated[str, typer.Option(help='a100, h100 or h200.')],
+    hours: Annotated[float, typer.Option(min=0, help='For how long.')],
+) -> None:
+    """What of the paper fits into a budget, at which scale. Runs nothing."""
+    from maelm_composer.suite.plan import print_budget
+
+    print_budget(gpus, gpu, hours)
 
 
 @app.command()

@@ -91,15 +91,18 @@ def test_a_mean_counts_unless_it_is_taken_away():
 
 
 def test_many_rows_are_summed_without_loss():
-    """Row norms 1000 times a direction's: fp32 sums would lose it, which a threshold of all but 1e-7 sees."""
+    """A direction with 4e-8 of the energy, across the axes: sums of fp32 products would drown it."""
     generator = torch.Generator().manual_seed(0)
+    rotation, _ = torch.linalg.qr(torch.randn(4, 4, generator=generator))
     gram = Gram(4)
     for _ in range(50):
-        rows = torch.randn(4000, 4, generator=generator) * torch.tensor([1000.0, 0.7, 0.0, 0.0])
-        gram.add(rows)
+        rows = torch.randn(4000, 4, generator=generator) * torch.tensor([1000.0, 0.2, 0.0, 0.0])
+        gram.add(rows @ rotation)
     assert gram.count == 200_000
-    assert measure_effective_rank(gram, 1 - 1e-7) == 2
-    assert measure_effective_rank(gram, 1 - 1e-6) == 1
+    assert measure_effective_rank(gram, 1 - 1e-7) == 1
+    assert measure_effective_rank(gram, 1 - 2e-8) == 2
+    energy = torch.linalg.eigvalsh(gram.get_moment())
+    assert float(energy[-2] / energy.sum()) == pytest.approx(4e-8, rel=0.02)
 
 
 def test_bfloat16_rows_are_taken_as_they_are():

@@ -15,6 +15,7 @@ from rich.table import Table
 from maelm_composer.config import SourceKind
 from maelm_composer.data.corpora import find_files
 from maelm_composer.data.storage import join, read_file
+from maelm_composer.errors import InputError
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact
 from maelm_composer.suite.cost import Cost, cost_finetuning, cost_pretraining, cost_rank, cost_shards
 from maelm_composer.suite.devices import CPU, Device, Measured, find_device, read_measured
@@ -22,13 +23,14 @@ from maelm_composer.suite.steps import Kind, Step, Suite, list_checkpoints, list
 
 WIDTH_OF_A_FILE = 160  # characters; a terminal has its own
 SCALES = ('small', 'base', 'base_pp', 'large_pp')  # of a budget; the demo fits everywhere
-# Share of the peak that is reached: of a GPU's by the authors of like code, of a CPU's as measured with the demo.
+# Share of the peak that is reached: of a GPU's bf16 an assumption, the one of docs/scaling.md for pretraining; of a CPU's
+# fp32, which bf16 can exceed, as measured with the demo.
 UTILIZATION = {
-    Kind.pretraining: {'gpu': 0.40, CPU: 0.5},
-    Kind.finetuning: {'gpu': 0.25, CPU: 0.5},
+    Kind.pretraining: {'gpu': 0.40, CPU: 1.0},
+    Kind.finetuning: {'gpu': 0.25, CPU: 0.8},
     Kind.rank: {'gpu': 0.25, CPU: 0.3},
 }
-START_SECONDS = {Kind.pretraining: 3.0, Kind.finetuning: 0.5, Kind.rank: 1.0}  # of a run: model, data, first batches
+START_SECONDS = {Kind.pretraining: 4.0, Kind.finetuning: 1.0, Kind.rank: 2.0}  # of a run: model, data, first batches
 SWEEP_SECONDS = 2.0  # of a checkpoint's sweep, beside its runs
 FIRST_SECONDS = 30.0  # imports, Ray's start, its workers' imports
 DOCUMENTS_PER_SECOND = 300.0  # of the machine's own documentation: read twice, tokenised
@@ -74,7 +76,7 @@ def describe_accuracy(estimated: float, took: float) -> str:
 
 def print_plan(suite: Suite, items: Sequence[Item], device: Device | None = None) -> None:
     device = device or find_device()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ('step', 'recorded', 'hours left', 'device-hours', 'disk, GB', 'estimated from'):
         table.add_column(name, justify='right' if name in ('hours left', 'device-hours', 'disk, GB') else 'left')
     for item in items:
@@ -102,7 +104,7 @@ def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCAL
     """
     device = find_device(gpu, gpus)
     budget = gpus * hours
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column('GPU-hours from nothing')
     for scale in scales:
         table.add_column(scale, justify='right')
@@ -114,7 +116,7 @@ def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCAL
         cells = []
         for suite in suites:
             total = sum(item.device_hours for item in plan_suite(suite, artefacts, device))
-            cells.append(f'{total:,.1f} {"fits" if total <= budget else "—   "}')
+            cells.append(f'{total:,.{1 if total >= 1 else 2}f} {"fits" if total <= budget else "—   "}')
         table.add_row(name, *cells)
     _console().print(table)
     shares = ', '.join(f'{kind.name} {UTILIZATION[kind]["gpu"]:.0%}' for kind in UTILIZATION)
@@ -128,7 +130,10 @@ def _plan_step(
     suite: Suite, step: Step, device: Device, measured: Measured, recorded: dict[tuple[str, int, str], int]
 ) -> Item:
     if step.model is None:
-        return _plan_data(suite, step, device)
+        try:
+            return _plan_data(suite, step, device)
+        except InputError as error:  # text that is not on this machine: all else can be planned
+            return Item(step, step.kind.name, 0, 1, 0.0, 0.0, 0.0, f'not known: {error}')
     name, config = step.model.run_name(suite.scale), suite.load_pretraining(step.model)
     match step.kind:
         case Kind.pretraining:
@@ -155,7 +160,7 @@ def _plan_finetuning(
 ) -> Item:
     assert step.model is not None
     name = step.model.run_name(suite.scale)
-    config = suite.load_finetuning(step.model, step.samples, step.tasks)
+    config = suite.load_finetuning(step.model, 0, ())  # neither checkpoint nor tasks count here: loaded once a model
     model = suite.load_pretraining(step.model).model
     slots = float(os.cpu_count() or 1)
     if device.name != CPU:
@@ -222,7 +227,7 @@ def _make(
     is_left: bool = False,
 ) -> Item:
     left = seconds if is_left else seconds * (1 - int(done) / total)
-    return Item(step, name, int(done), total, left, left * device.count / 3600, disk, basis if left else '')
+    return Item(step, name, int(done), total, left, left * device.count / 3600, disk, basis if done < total else '')
 
 
 def _read_finetunings(suite: Suite) -> dict[tuple[str, int, str], int]:

@@ -1,5 +1,6 @@
 """What a list of artefacts needs at one scale, step by step, each once. Pure, no torch."""
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Suite:
         return [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
 
     def load_pretraining(self, model: Model) -> PretrainingConfig:
-        config = load_config(PretrainingConfig, *_split(self.list_arguments(model)))
+        config = _load_pretraining(tuple(self.list_arguments(model)))
         if config.run_name != model.run_name(self.scale):
             raise InputError(
                 f'{SETTINGS}/{self.scale}.yaml: pretraining names the run {config.run_name}, but its records are '
@@ -69,7 +70,6 @@ class Suite:
 
     def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
         """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``."""
-        paths, overrides = _split(self.settings.finetuning)
         own = {
             'checkpoint': self.run_folder(model) / name_checkpoint(samples),
             'save_folder': self.finetuning_folder,
@@ -77,7 +77,7 @@ class Suite:
             # The same for every artefact, so that they share records.
             'measures_rank': model.run_name(self.scale) in _list_measured(self.scale),
         }
-        return load_config(FinetuningConfig, paths, [*overrides, *(f'{key}={value}' for key, value in own.items())])
+        return _load_finetuning((*self.settings.finetuning, *(f'{key}={value}' for key, value in own.items())))
 
 
 def load_suite(scale: str, work: str | Path | None = None, results: str | Path = 'results') -> Suite:
@@ -143,6 +143,16 @@ def list_checkpoints(config: PretrainingConfig) -> list[int]:
 def name_checkpoint(samples: int) -> str:
     """The checkpoint's folder in its run's."""
     return f'samples-{samples:012d}'
+
+
+@functools.lru_cache(maxsize=128)  # planning asks for the same ones again and again
+def _load_pretraining(arguments: tuple[str, ...]) -> PretrainingConfig:
+    return load_config(PretrainingConfig, *_split(arguments))
+
+
+@functools.lru_cache(maxsize=128)
+def _load_finetuning(arguments: tuple[str, ...]) -> FinetuningConfig:
+    return load_config(FinetuningConfig, *_split(arguments))
 
 
 def _list_measured(scale: str) -> set[str]:

@@ -1,7 +1,7 @@
 """Tables and claims of a report as text, for a terminal. No torch."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -25,27 +25,32 @@ def print_report(scale: str, results: Path) -> None:
     Raises:
         InputError: as :func:`maelm_composer.reporting.report.report`.
     """
+    print_tables(scale, build_tables(scale, results))
+
+
+def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:
+    """As :func:`print_report`, of rows by artefact."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
-    for name, rows in build_tables(scale, results).items():
-        title = find_artefact(name).title
+    for name, rows in tables.items():
+        console.print(Text(find_artefact(name).title, 'bold'))
         values = [row for row in rows if row.x is None and not _read_verdict(row)]
         claims = [row for row in rows if _read_verdict(row)]
         if name.startswith('table'):
-            console.print(_draw_values(title, values))
-            title = ''
+            console.print(_draw_values(values))
         if claims:
-            console.print(_draw_claims(title, claims))
+            console.print(_draw_claims(claims))
         if missing := sum(row.value is None for row in rows):
-            console.print(f'{name}: {missing} of {len(rows)} numbers are missing; the page says why\n')
+            console.print(f'{name}: {missing} of {len(rows)} numbers are missing; the page says why')
+        console.print()
     if not is_comparable(scale):
         console.print(f'Scale {scale}: {NOT_COMPARABLE}.')
 
 
-def _draw_values(title: str, rows: Sequence[Row]) -> Table:
+def _draw_values(rows: Sequence[Row]) -> Table:
     """The paper's layout: a model a line, a score a column."""
     columns = list(dict.fromkeys(row.column for row in rows))
     cells = {(row.row, row.column): _show(row.value, row.unit) for row in rows}
-    table = Table(title=title, title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column('')
     for column in columns:
         table.add_column(label_of(column), justify='right')
@@ -54,8 +59,8 @@ def _draw_values(title: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _draw_claims(title: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=title or None, title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False)
+def _draw_claims(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ('claim', 'score', 'paper', 'ours', '95 % interval', 'verdict'):
         table.add_column(name, justify='right' if name in ('paper', 'ours') else 'left')
     for row in rows:

@@ -108,17 +108,16 @@ def test_the_key_is_of_what_decides_the_scores(configure):
     ):
         assert run_key(dataclasses.replace(config, **change), identity | {'uri': 'there'}, 'd') == key
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(FinetuningConfig)}
-    changes = [
-        {name: value * 2 or 1}
-        for name, value in fields.items()
-        if isinstance(value, (int, float)) and name != 'saves_model'
-    ]
+    numbers = {
+        name: value for name, value in fields.items() if isinstance(value, (int, float)) and name != 'saves_model'
+    }
+    assert {'seed', 'learning_rate', 'batch_size', 'clip_norm', 'dropout', 'max_seq_len'} < numbers.keys()
+    changes = [{name: value * 2 or 1} for name, value in numbers.items()]
     changes += [{'evaluation': EvaluationProtocol.half_epochs}, {'precision': Precision.bf16}, {'task': 'mrpc'}]
     keys = [run_key(dataclasses.replace(config, **change), identity, 'd') for change in changes]
     keys += [run_key(config, identity, 'other'), run_key(config, identity | {'hash': 'i'}, 'd')]
     keys += [run_key(config, identity | {'implementation': 'huggingface'}, 'd')]
     assert len(set(keys) | {key}) == len(keys) + 1
-    assert len(keys) == 18
     squad = dataclasses.replace(config, task='squad2')
     assert run_key(dataclasses.replace(squad, span=SpanConfig(n_best=1)), identity, 'd') != run_key(
         squad, identity, 'd'
@@ -129,13 +128,14 @@ def test_half_epochs_keep_the_best_evaluation(configure):
     assert plan_evaluations(EvaluationProtocol.half_epochs, 7, 2) == {4, 7, 11, 14}
     assert plan_evaluations(EvaluationProtocol.half_epochs, 1, 2) == {1, 2}
     assert plan_evaluations(EvaluationProtocol.final, 7, 2) == {14}
-    record = finetune(configure('rte', evaluation=EvaluationProtocol.half_epochs, max_epochs=3))
+    config = configure('stsb', evaluation=EvaluationProtocol.half_epochs, max_epochs=3, dropout=0.1)
+    record = finetune(config)
     assert [entry['step'] for entry in record['evaluations']] == [3, 6, 9, 12, 15, 18]
     scores = [entry['score'] for entry in record['evaluations']]
-    assert record['score'] == max(scores)
+    assert record['score'] == max(scores) > scores[0]
     assert record['best_step'] == record['evaluations'][scores.index(max(scores))]['step']
     assert record['protocol']['evaluation'] == 'half_epochs'
-    final = finetune(configure('rte', max_epochs=3))
+    final = finetune(dataclasses.replace(config, evaluation=EvaluationProtocol.final))
     assert final['score'] == scores[-1]  # evaluating in between changes nothing
 
 

@@ -31,7 +31,7 @@ def records(tmp_path, write_record):
     return folder
 
 
-@pytest.mark.parametrize(('seed', 'left'), [(17, ['cola', 'early', 'old', 'other']), (18, ['other'])])
+@pytest.mark.parametrize('seed, left', [(17, ['cola', 'early', 'old', 'other']), (18, ['other'])])
 def test_another_run_of_the_same_name_takes_the_old_ones_records_away(tmp_path, records, write_record, seed, left):
     run = {'run_name': 'demo', 'identity': {'seed': seed}, 'samples': 9600}
     write_record(tmp_path / 'demo/record.json', run)

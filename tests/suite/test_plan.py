@@ -28,7 +28,7 @@ def test_flops_are_those_of_the_batches_that_are_made(demo):
         visible = int(collator.visible_length(length))
         masked = length if collator.predicts_every_token else round(0.15 * length)
         per_row = sum(count_forward_flops(config.model, visible, masked).values())
-        assert count_training_flops(config) == 3 * 9600 * per_row
+        assert count_training_flops(config) == 3 * 6400 * per_row
 
 
 def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
@@ -45,18 +45,18 @@ def test_records_are_found(demo, write_record, make_run):
     artefacts = find_artefacts(['figure1', 'figure3'])
     before = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     write_record(demo.run_folder(MAE_LM) / 'record.json', make_run('demo'))
-    checkpoint = {'run_name': 'demo', 'samples': 9600}
+    checkpoint = {'run_name': 'demo', 'samples': 6400}
     for seed in (1, 2):
         record = {'status': 'finished', 'task': 'demo_pair', 'checkpoint': checkpoint}
         write_record(demo.finetuning_folder / f'{seed}.json', record)
-    failed = {'status': 'failed', 'task': 'demo_pair', 'checkpoint': checkpoint | {'samples': 3200}}
+    failed = {'status': 'failed', 'task': 'demo_pair', 'checkpoint': checkpoint | {'samples': 1600}}
     write_record(demo.finetuning_folder / 'failed.json', failed)
-    write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 9600}})
+    write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 6400}})
     after = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     done = {name for name, item in after.items() if item.done == item.total and item.step.model is not None}
-    assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 9,600, demo_pair'}
+    assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 6,400, demo_pair'}
     assert all(after[name].seconds == 0 and before[name].seconds > 0 for name in done)
-    assert after['fine-tuning demo at 3,200, demo_pair'] == before['fine-tuning demo at 3,200, demo_pair']
+    assert after['fine-tuning demo at 1,600, demo_pair'] == before['fine-tuning demo at 1,600, demo_pair']
 
 
 def test_measured_speed_takes_the_place_of_the_model(demo, write_record, make_run):
@@ -68,8 +68,8 @@ def test_measured_speed_takes_the_place_of_the_model(demo, write_record, make_ru
     mine = items['pretraining demo-roberta']
     assert mine.basis == 'measured speed, 2.0e+11 FLOP/s'
     flops = count_training_flops(demo.load_pretraining(mine.step.model))
-    assert mine.seconds == pytest.approx(flops / 2e11 + 3)
-    assert items['fine-tuning demo at 9,600, 4 tasks'].basis.endswith('measured runs')
+    assert mine.seconds == pytest.approx(flops / 2e11 + 4)
+    assert items['fine-tuning demo at 6,400, 4 tasks'].basis.endswith('measured runs')
     elsewhere = make_run('demo')
     elsewhere['provenance']['cpu'] = 'another'
     write_record(demo.records / 'pretraining/demo.json', elsewhere)

@@ -22,23 +22,23 @@ def test_everything_is_made_once_and_in_order(demo):
     steps = list_steps(demo, ARTEFACTS)
     kinds = [step.kind for step in steps]
     assert kinds == sorted(kinds, key=lambda kind: kind.value)
-    # Table 2 has 14 models, Figure 4 three more; Figure 3 two checkpoints before the last; ranks of both models.
+    # Table 2 has 14 models, Figure 4 three more; Figure 3 three checkpoints before the last; ranks of both models.
     assert Counter(kinds) == {
-        Kind.tokenizer: 1, Kind.shards: 1, Kind.pretraining: 17, Kind.finetuning: 19, Kind.rank: 2
+        Kind.tokenizer: 1, Kind.shards: 1, Kind.pretraining: 17, Kind.finetuning: 20, Kind.rank: 2
     }  # fmt: skip
     assert len({(s.kind, s.model and s.model.run_name('demo'), s.samples) for s in steps}) == len(steps)
 
 
 def test_what_two_artefacts_share_stands_there_once(demo):
-    (last,) = [s for s in steps_of(demo, 'table1', 'figure3') if s.model is MAE_LM and s.samples == 9600]
+    (last,) = [s for s in steps_of(demo, 'table1', 'figure3') if s.model is MAE_LM and s.samples == 6400]
     assert last.tasks == ('demo_pair', 'demo_sentence', 'demo_regression', 'demo_span')
-    early = [s for s in steps_of(demo, 'table1', 'figure3') if s.kind is Kind.finetuning and s.samples < 9600]
-    assert [(s.model, s.samples, s.tasks) for s in early] == [(MAE_LM, n, ('demo_pair',)) for n in (3200, 6400)]
+    early = [s for s in steps_of(demo, 'table1', 'figure3') if s.kind is Kind.finetuning and s.samples < 6400]
+    assert [(s.model, s.samples, s.tasks) for s in early] == [(MAE_LM, n, ('demo_pair',)) for n in (1600, 3200, 4800)]
     runs = [s.model.run_name('demo') for s in steps_of(demo, 'table2', 'figure4') if s.kind is Kind.pretraining]
     assert runs.count('demo-roberta') == runs.count('demo-encoder_with_mask') == 1
 
 
-@pytest.mark.parametrize(('batch', 'interval', 'samples'), [(64, 3200, 9600), (64, 3000, 9601), (100, 10, 250)])
+@pytest.mark.parametrize('batch, interval, samples', [(64, 3200, 9600), (64, 3000, 9601), (100, 10, 250)])
 def test_checkpoints_are_where_training_saves(batch, interval, samples):
     config = load_config(
         PretrainingConfig,
@@ -63,7 +63,7 @@ def test_every_scale_loads_and_its_runs_bear_the_names_that_are_looked_for(scale
     for step in list_steps(suite, ARTEFACTS):
         if step.kind is Kind.pretraining:
             assert suite.load_pretraining(step.model).save_folder == str(suite.run_folder(step.model))
-        if step.kind is Kind.finetuning:
+        if step.kind is Kind.finetuning and step.model in (MAE_LM, ROBERTA, DELTAS[1][1]):
             config = suite.load_finetuning(step.model, step.samples, step.tasks)
             assert (tuple(config.sweep.tasks), config.measures_rank) == (step.tasks, step.model in (MAE_LM, ROBERTA))
             assert config.checkpoint.endswith(f'{step.samples:012d}')

@@ -1,0 +1,131 @@
+"""Fine-tuning speed against Hugging Face's Trainer: same encoder, rows, batch size, precision and optimizer.
+
+    MAELM_DATA=folder pytest -s bench/test_finetuning_throughput.py [--record]
+
+The peer pads each batch to its longest row, as its users do; rows are MNLI's where MAELM_DATA names a folder with
+glue/mnli, else the demo's pairs. Rounds alternate; the figures are medians. Evaluation and tokenising off the clock.
+"""
+
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import (
+    DataCollatorWithPadding,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+)
+
+from maelm_composer.config import FinetuningConfig, Precision, TaskDataConfig, TaskSource
+from maelm_composer.data.special_tokens import PAD_ID
+from maelm_composer.finetuning.examples import Inputs, encode_texts
+from maelm_composer.finetuning.fit import fit
+from maelm_composer.finetuning.model import FinetuningModel
+from maelm_composer.finetuning.pretrained import build_encoder
+from maelm_composer.finetuning.sources import load_task_data
+from maelm_composer.finetuning.tasks import find_task
+from maelm_composer.model.huggingface import import_encoder
+
+VOCAB, LAYERS, SIZE, HEADS, LENGTH, BATCH, EXAMPLES, ROUNDS = 8192, 6, 256, 4, 512, 32, 640, 3
+SPECIALS = ('[CLS]', '[PAD]', '[SEP]', '[UNK]', '[MASK]')
+
+
+def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """A vocabulary of the size that the small scale has, from the rows themselves."""
+    bpe = Tokenizer(models.BPE(unk_token='[UNK]'))
+    bpe.normalizer = normalizers.Lowercase()
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel()
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=list(SPECIALS)))
+    names = {'cls_token': '[CLS]', 'pad_token': '[PAD]', 'sep_token': '[SEP]', 'unk_token': '[UNK]'}
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
+
+
+def build_peer(num_labels: int) -> RobertaForSequenceClassification:
+    torch.manual_seed(0)
+    sizes = {'hidden_size': SIZE, 'num_hidden_layers': LAYERS, 'num_attention_heads': HEADS}
+    config = RobertaConfig(
+        vocab_size=VOCAB,
+        intermediate_size=4 * SIZE,
+        max_position_embeddings=LENGTH + 2,
+        type_vocab_size=1,
+        pad_token_id=PAD_ID,
+        num_labels=num_labels,
+        **sizes,
+    )
+    return RobertaForSequenceClassification(config)
+
+
+def time_peer(inputs: Inputs, tokenizer: PreTrainedTokenizerFast, num_labels: int, folder: Path) -> float:
+    rows = [
+        {'input_ids': list(map(int, ids)), 'labels': int(label)}
+        for ids, label in zip(inputs.input_ids, inputs.targets, strict=True)
+    ]
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH,
+        num_train_epochs=1,
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        save_strategy='no',
+        report_to='none',
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+    collator = DataCollatorWithPadding(tokenizer)
+    trainer = Trainer(build_peer(num_labels), arguments, train_dataset=rows, data_collator=collator)
+    return float(trainer.train().metrics['train_runtime'])
+
+
+def time_ours(inputs: Inputs, task_name: str, num_labels: int) -> tuple[float, float]:
+    """Seconds, and the share of padding."""
+    peer = build_peer(num_labels).roberta
+    config, weights = import_encoder(peer.config, peer.state_dict())
+    task, settings = find_task(task_name), FinetuningConfig(task=task_name, max_epochs=1, batch_size=BATCH)
+    settings.precision = Precision.bf16
+    encoder = build_encoder(config, weights, 'the peer')
+    model = FinetuningModel(encoder, SIZE, task, settings.dropout, seed=1)
+    model.to('cuda' if torch.cuda.is_available() else 'cpu')
+    report = fit(model, inputs, settings, PAD_ID, evaluate=lambda step: None)
+    return report.training_seconds, report.padded_share
+
+
+def test_finetuning_throughput(benchmark: Callable, record: Callable, tmp_path: Path) -> None:
+    folder = os.environ.get('MAELM_DATA')
+    data_config = TaskDataConfig(TaskSource.files, folder) if folder else TaskDataConfig(TaskSource.demo)
+    data_config.max_train_examples = EXAMPLES
+    task = find_task('mnli' if folder else 'demo_pair')
+    data = load_task_data(task, data_config)
+    tokenizer = train_tokenizer([text for example in data.train for text in example.texts])
+    inputs = encode_texts(data.train, task, tokenizer, LENGTH)
+    ours, peers, shares = [], [], []
+
+    def run_round() -> None:
+        peers.append(time_peer(inputs, tokenizer, task.num_outputs, tmp_path))
+        seconds, share = time_ours(inputs, task.name, task.num_outputs)
+        ours.append(seconds)
+        shares.append(share)
+
+    benchmark.pedantic(run_round, rounds=ROUNDS, warmup_rounds=1)
+    mine, theirs = statistics.median(ours[1:]), statistics.median(peers[1:])
+    for name, seconds in (('Hugging Face Trainer, dynamic padding', theirs), ('our fine-tuning', mine)):
+        row = {
+            'contender': f'{name}, {task.name}',
+            'precision': 'bf16',
+            'layers': LAYERS,
+            'hidden_size': SIZE,
+            'batch': BATCH,
+            'examples': len(inputs),
+            'examples_per_second': round(len(inputs) / seconds, 1),
+            'times_hugging_face_trainer': round(theirs / seconds, 3),
+            'rounds': ROUNDS,
+        }
+        record('finetuning', row)
+        print(f'\n{row["contender"]}: {row["examples_per_second"]} examples/s, {theirs / seconds:.2f} ×', end='')
+    print(f'\npadding: {shares[-1]:.1%}')
+    assert len(inputs) == min(EXAMPLES, len(data.train))

@@ -1,0 +1,53 @@
+"""The rank during fine-tuning: what it is of, and that watching changes nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from maelm_composer.finetuning.evaluation import build_evaluator
+from maelm_composer.finetuning.model import FinetuningModel
+from maelm_composer.finetuning.pretrained import load_pretrained
+from maelm_composer.finetuning.rank_curve import RankCurve
+from maelm_composer.finetuning.run import finetune
+from maelm_composer.finetuning.sources import load_task_data
+from maelm_composer.finetuning.tasks import find_task
+
+
+@pytest.mark.parametrize('name', ['mnli', 'squad2'])
+def test_a_curve_has_a_point_before_the_first_epoch_and_after_each(name, configure):
+    plain, watched = (
+        finetune(configure(name, max_epochs=2, dropout=0.1, measures_rank=measures)) for measures in (False, True)
+    )
+    assert (plain['effective_rank'], plain['rank_curve']) == (None, [])
+    assert [point['epoch'] for point in watched['rank_curve']] == [0, 1, 2]
+    assert watched['effective_rank'] == watched['rank_curve'][-1]['effective_rank']
+    assert all(1 <= point['effective_rank'] <= 32 for point in watched['rank_curve'])
+    assert watched['protocol']['measures_rank']
+    assert plain['key'] != watched['key']
+    for key in ('metrics', 'evaluations', 'steps'):
+        assert plain[key] == watched[key]
+    predictions = [Path(configure(name).save_folder, f'{r["key"]}.predictions.jsonl') for r in (plain, watched)]
+    assert predictions[0].read_text() == predictions[1].read_text()
+
+
+def test_the_first_point_is_the_checkpoints_own_and_the_encoder_is_left_in_its_mode(configure):
+    config, task = configure('rte', max_epochs=1, measures_rank=True), find_task('rte')
+    record = finetune(config)
+    pretrained = load_pretrained(config.checkpoint)
+    data = load_task_data(task, config.data)
+    inputs = build_evaluator(task, data.evaluation, config, pretrained.tokenizer, 48, config.span).inputs['dev']
+    rows = []
+    for ids in inputs.input_ids:  # one by one: no padding
+        ids = torch.from_numpy(ids).long()[None]
+        with torch.inference_mode():
+            states = pretrained.encoder(ids, torch.arange(ids.shape[1])[None], torch.ones_like(ids))
+        rows.append(states[ids > 2])  # [CLS] 0, [PAD] 1, [SEP] 2
+    squares = torch.linalg.svdvals(torch.cat(rows).double()).square()
+    wanted = int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
+    assert record['rank_curve'][0]['effective_rank'] == wanted
+    model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, 0.1, seed=1).train()
+    curve = RankCurve(model.encoder, inputs, (0, 1, 2), pad_id=1)
+    curve.measure(0)
+    assert curve.points == record['rank_curve'][:1]
+    assert model.encoder.training

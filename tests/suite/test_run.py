@@ -1,0 +1,118 @@
+"""Making what is missing: whole, killed, and while another is at work."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maelm_composer.errors import InputError
+from maelm_composer.reporting.artefacts import MAE_LM
+from maelm_composer.suite.run import _reopen, hold, run_suite
+from maelm_composer.suite.steps import Suite, load_suite
+
+TINY = {
+    'data': ['tokenizer.vocab_size=600', 'sources=[{kind: documentation, max_documents: 600}]'],
+    'pretraining': [
+        *('model.vocab_size=600', 'model.hidden_size=32', 'model.num_attention_heads=2', 'model.intermediate_size=64'),
+        *('model.decoder.hidden_size=32', 'model.decoder.num_attention_heads=2', 'model.decoder.intermediate_size=64'),
+        *('training.max_samples=1280', 'training.checkpoint_interval_samples=640', 'optimizer.warmup_samples=128'),
+        *('training.eval_rows=64', 'training.eval_interval_samples=640'),
+    ],
+    'finetuning': ['data.max_train_examples=64', 'sweep.search.glue_small.max_epochs=[1]'],
+}
+# What a clock or a path decides, not the work.
+VOLATILE = {'provenance', 'uri', 'device_hours', 'recipe_hash', 'examples_per_second', 'tokens_per_second', 'remote'}
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.suite.test_run import make_tiny
+from maelm_composer.suite.run import run_suite
+from maelm_composer.suite.steps import find_artefacts
+run_suite(make_tiny(Path(sys.argv[2])), find_artefacts(['figure3', 'figure1']))
+"""
+
+
+def make_tiny(folder: Path) -> Suite:
+    """The demo, a hundred times smaller, with everything under ``folder``."""
+    suite = load_suite('demo', folder / 'work', folder / 'results')
+    lists = {name: [*getattr(suite.settings, name), *more] for name, more in TINY.items()}
+    lists['data'].append(f'remote={folder}/data')
+    lists['pretraining'].append(f'data.remote={folder}/data')
+    return dataclasses.replace(suite, settings=dataclasses.replace(suite.settings, rank_tokens=500, **lists))
+
+
+def read_records(folder: Path) -> dict[str, Any]:
+    """Every record under results, without what a clock or a path decides."""
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: strip(v) for k, v in value.items() if k not in VOLATILE and not k.endswith('seconds')}
+        return [strip(v) for v in value] if isinstance(value, list) else value
+
+    records = folder / 'results/demo/records'
+    found = {str(path.relative_to(records)): strip(json.loads(path.read_text())) for path in records.rglob('*.json')}
+    for path in records.rglob('*.csv'):
+        lines = [line.split(',') for line in path.read_text().splitlines()]
+        clocks = [i for i, name in enumerate(lines[0]) if name.endswith('seconds') or name == 'tokens_per_second']
+        found[path.name] = [[cell for i, cell in enumerate(line) if i not in clocks] for line in lines]
+    return found
+
+
+def prepare(folder: Path) -> Path:
+    (folder / 'results').mkdir(parents=True)
+    (folder / 'results/paper').symlink_to(Path('results/paper').resolve())
+    return folder
+
+
+@pytest.mark.slow
+def test_a_killed_suite_ends_with_the_same_records(tmp_path):
+    whole = prepare(tmp_path / 'whole')
+    command = [sys.executable, '-c', PROGRAM, str(Path.cwd())]
+    started = time.monotonic()
+    subprocess.run([*command, str(whole)], check=True)
+    seconds = time.monotonic() - started
+    wanted = read_records(whole)
+    assert len([name for name in wanted if name.startswith('finetuning')]) == 6
+    assert (whole / 'results/demo/report.html').exists()
+
+    killed, generator = prepare(tmp_path / 'killed'), random.Random(0)
+    for _ in range(10):
+        process = subprocess.Popen([*command, str(killed)], start_new_session=True)
+        try:
+            process.wait(generator.uniform(0.2, 0.7) * seconds)
+            break
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    else:
+        subprocess.run([*command, str(killed)], check=True)
+    assert read_records(killed) == wanted
+
+
+def test_a_run_that_was_killed_before_its_record_was_finished_loses_its_last_checkpoint_only(tmp_path):
+    for name in ('samples-000000000640', 'samples-000000001280'):
+        (tmp_path / name).mkdir()
+    (tmp_path / 'latest').symlink_to('samples-000000001280')
+    _reopen(tmp_path)
+    assert os.readlink(tmp_path / 'latest') == 'samples-000000000640'
+    assert not (tmp_path / 'samples-000000001280').exists()
+    _reopen(tmp_path)
+    assert not os.path.lexists(tmp_path / 'latest')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_suites_do_not_work_in_one_folder(demo, monkeypatch):
+    with hold(demo.work), pytest.raises(InputError, match='another benchmark suite is at work in'):
+        run_suite(demo, [])
+    with hold(demo.work):  # free again
+        pass
+    assert not demo.run_folder(MAE_LM).exists()

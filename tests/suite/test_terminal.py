@@ -1,0 +1,44 @@
+"""Tables in a terminal."""
+
+import re
+
+import pytest
+
+from maelm_composer.reporting.rows import Row
+from maelm_composer.suite.terminal import print_tables
+
+ROWS = {
+    'table2': [
+        Row('demo', 'table2', 'MAE-LM', 'demo_avg', 'percent', value=61.25, verdict='not comparable'),
+        Row('demo', 'table2', 'enc. w. [MASK]', 'demo_avg', 'percent', value=60.0, verdict='not comparable'),
+        Row('demo', 'table2', 'enc. w. [MASK] − MAE-LM', 'demo_avg', 'points', value=-1.25, low=-2.0, high=-0.5,
+            paper=-1.0, verdict='holds: 2 seeds'),
+        Row('demo', 'table2', 'cross-attention', 'demo_avg', 'percent', note='no finished pretraining run'),
+    ],
+    'figure1': [
+        Row('demo', 'figure1', 'RoBERTa', 'rank_real', 'rank', value=30.0, x=1, x_unit='layer'),
+        Row('demo', 'figure1', 'growth of that gap per layer', 'RoBERTa', 'rank', value=2.0, verdict='undecided: one'),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def text(capsys):
+    print_tables('demo', ROWS)
+    return capsys.readouterr().out
+
+
+def find_cells(text, start):
+    (line,) = [line for line in text.splitlines() if line.strip().startswith(start)]
+    return re.split(r'\s{2,}', line.strip())
+
+
+def test_tables_are_whole_and_figures_show_their_claims(text):
+    assert find_cells(text, 'MAE-LM  ') == ['MAE-LM', '61.2']
+    assert find_cells(text, 'enc. w. [MASK]  ') == ['enc. w. [MASK]', '60.0']
+    claim = find_cells(text, 'enc. w. [MASK] −')
+    assert claim == ['enc. w. [MASK] − MAE-LM', 'demo AVG (not GLUE)', '-1.0', '-1.2', '-2.0 to -0.5', 'holds']
+    assert find_cells(text, 'growth of')[-1] == 'undecided'
+    assert 'rank, input without [MASK]' not in text
+    assert 'table2: 1 of 4 numbers are missing' in text
+    assert text.strip().endswith("Scale demo: not comparable with the paper's absolute numbers.")
