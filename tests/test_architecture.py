@@ -24,14 +24,9 @@ STAGES = [
     {'cli'},
 ]
 TORCHLESS = [
-    'config',
-    'errors',
-    'recipe',
-    'records',
-    'model.cost',
-    'training.plan',
-    'training.scaling',
-    'finetuning.squad_metric',
+    *('config', 'errors', 'recipe', 'records', 'model.cost', 'training.plan', 'training.scaling'),
+    *('finetuning.squad_metric', 'suite.steps', 'suite.cost', 'suite.devices', 'suite.plan'),
+    *('suite.collect', 'suite.terminal'),
 ]
 TORCHLESS += ['statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']
 TORCHLESS += ['finetuning.search', 'finetuning.claims', 'finetuning.sweep_report']

@@ -1,7 +1,6 @@
 """Rows of token ids to analyse: a checkpoint's validation shards, or any text files read with its tokenizer."""
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from maelm_composer.errors import InputError
 
 SPLIT = 'validation'
 LONGEST_TEXT_ROW = 512  # tokens; an encoder that takes more is still measured at the paper's length
-DOCUMENTS_PER_PACK = 512  # blocks of so many documents share rows
+CHARACTERS_PER_PACK = 1 << 20  # blocks of so much text share rows; it is read no further than is measured
 
 Ids = NDArray[np.integer[Any]]
 
@@ -88,11 +87,7 @@ def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_s
         return [[piece + NUM_LEADING_SPECIALS for piece in encoding.ids] for encoding in encodings]
 
     def open_rows() -> Iterator[Ids]:
-        documents = iterate_documents([source])
-        for number in itertools.count():
-            pack = list(itertools.islice(documents, DOCUMENTS_PER_PACK))
-            if not pack:
-                return
+        for number, pack in enumerate(_group_documents(iterate_documents([source]))):
             blocks = [block for document in pack for block in build_blocks(tokenize(document), length)]
             rows, _ = pack_blocks(blocks, length, np.random.default_rng(number), np.uint32)
             yield from (row for row in rows if 2 * (row != PAD_ID).sum() >= length)  # a short rest has too few to mask
@@ -102,6 +97,19 @@ def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_s
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     identity = {'kind': 'text', 'files': [Path(file).name for file in files], 'row_length': length, 'hash': digest}
     return RowSource(identity, open_rows, len(model_ids), model_ids)
+
+
+def _group_documents(documents: Iterator[str]) -> Iterator[list[str]]:
+    pack: list[str] = []
+    characters = 0
+    for document in documents:
+        pack.append(document)
+        characters += len(document)
+        if characters >= CHARACTERS_PER_PACK:
+            yield pack
+            pack, characters = [], 0
+    if pack:
+        yield pack
 
 
 def _hash_file(path: str) -> str:

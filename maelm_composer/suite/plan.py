@@ -23,7 +23,7 @@ from maelm_composer.suite.steps import Kind, Step, Suite, list_checkpoints, list
 
 WIDTH_OF_A_FILE = 160  # characters; a terminal has its own
 SCALES = ('small', 'base', 'base_pp', 'large_pp')  # of a budget; the demo fits everywhere
-# Share of the peak that is reached: of a GPU's bf16 an assumption, the one of docs/scaling.md for pretraining; of a CPU's
+# Share of the peak that is reached: of a GPU's bf16 an assumption, for pretraining that of docs/scaling.md; of a CPU's
 # fp32, which bf16 can exceed, as measured with the demo.
 UTILIZATION = {
     Kind.pretraining: {'gpu': 0.40, CPU: 1.0},

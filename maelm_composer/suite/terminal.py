@@ -14,6 +14,7 @@ from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import FAILS, HOLDS, NOT_COMPARABLE, UNDECIDED, is_comparable
 
+MINUS = ' − '  # in the label of a comparison
 WIDTH_OF_A_FILE = 140  # characters; a terminal has its own
 COLORS = {HOLDS: 'green', FAILS: 'red', UNDECIDED: 'yellow'}
 DIGITS = {'percent': 1, 'points': 1, 'rank': 0, 'share': 3}
@@ -33,7 +34,8 @@ def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
     for name, rows in tables.items():
         console.print(Text(find_artefact(name).title, 'bold'))
-        values = [row for row in rows if row.x is None and not _read_verdict(row)]
+        # A comparison that cannot be made yet is neither.
+        values = [row for row in rows if row.x is None and not _read_verdict(row) and MINUS not in row.row]
         claims = [row for row in rows if _read_verdict(row)]
         if name.startswith('table'):
             console.print(_draw_values(values))
