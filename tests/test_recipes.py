@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from maelm_composer.config import CorpusConfig, DecoderAttention, PretrainingConfig
+from maelm_composer.config import CorpusConfig, DecoderAttention, FinetuningConfig, PretrainingConfig
 from maelm_composer.masking.collate import build_collator
-from maelm_composer.recipe import load_config, to_plain
+from maelm_composer.recipe import is_finetuning, load_config, to_plain
 
 ROOT = Path(__file__).parent.parent
 YAMLS = ROOT / 'yamls'
@@ -153,7 +153,7 @@ def test_delta_ends_are_mae_lm_and_encoder_with_mask() -> None:
 
 def find_commands(text: str) -> list[list[str]]:
     """The `composer train.py` and `maelm` command lines of a document, as argument lists."""
-    found = re.findall(r'\b(?:composer (?:-\S+ \S+ )*train\.py|maelm (?:tokenizer|shards)) [^`#\n&]*', text)
+    found = re.findall(r'\b(?:composer (?:-\S+ \S+ )*train\.py|maelm (?:tokenizer|shards|sweep)) [^`#\n&]*', text)
     return [shlex.split(command) for command in found if 'yamls/' in command]
 
 
@@ -166,10 +166,14 @@ def test_commands_in_documents_name_recipes_that_load(path: Path, monkeypatch: p
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv('DATA_ROOT', 'anywhere')
     commands = find_commands(path.read_text(encoding='utf-8'))
-    if path.suffix == '.yaml' or path.name == 'README.md':
+    if path.parent.name == 'suite':
+        assert 'pytest bench/' in path.read_text(encoding='utf-8')
+    elif path.suffix == '.yaml' or path.name == 'README.md':
         assert commands, 'a recipe says how it is run'
     for command in commands:
-        root = CorpusConfig if command[0] == 'maelm' else PretrainingConfig
-        arguments = [argument for argument in command if argument.endswith('.yaml') or '=' in argument]
-        files = [argument for argument in arguments if argument.startswith('yamls/')]
-        load_config(root, files, [argument for argument in arguments if '=' in argument])
+        files = [argument for argument in command if argument.startswith('yamls/')]
+        overrides = [argument for argument in command if '=' in argument]
+        if is_finetuning(files, overrides):
+            load_config(FinetuningConfig, files, overrides)
+        else:
+            load_config(CorpusConfig if command[0] == 'maelm' else PretrainingConfig, files, overrides)

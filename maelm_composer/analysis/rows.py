@@ -93,7 +93,8 @@ def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_s
             yield from (row for row in rows if 2 * (row != PAD_ID).sum() >= length)  # a short rest has too few to mask
 
     files = find_files(source)
-    facts = [length, hashlib.sha256(backend.to_str().encode()).hexdigest(), [_hash_file(file) for file in files]]
+    pieces = hashlib.sha256(backend.to_str().encode()).hexdigest()
+    facts = [length, CHARACTERS_PER_PACK, pieces, [_hash_file(file) for file in files]]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     identity = {'kind': 'text', 'files': [Path(file).name for file in files], 'row_length': length, 'hash': digest}
     return RowSource(identity, open_rows, len(model_ids), model_ids)
