@@ -40,7 +40,9 @@ def collect_finetunings(
     for key in sorted(wanted):
         source = folder / f'{key}.json'
         if source.exists():  # a repeat of a grid that failed is planned and never made
-            write_text(records / 'finetuning' / f'{key}.json', source.read_text(encoding='utf-8'))
+            write_json(
+                records / 'finetuning' / f'{key}.json', drop_places(json.loads(source.read_text(encoding='utf-8')))
+            )
     place = run_name, samples
 
     def is_stale(record: Record) -> bool:
@@ -58,7 +60,15 @@ def collect_rank(record: Record, records: Path) -> None:
         records / 'rank',
         lambda other: other['checkpoint']['run_name'] == checkpoint['run_name'] and other['key'] != record['key'],
     )
-    write_json(records / 'rank' / f'{record["key"]}.json', record)
+    write_json(records / 'rank' / f'{record["key"]}.json', drop_places(record))
+
+
+def drop_places(record: Record) -> Record:
+    """Names instead of paths: results are published, and hashes say what lay there."""
+    named = {'checkpoint': record['checkpoint'] | {'uri': Path(record['checkpoint']['uri']).name}}
+    if 'remote' in record.get('data', {}):
+        named['data'] = record['data'] | {'remote': Path(record['data']['remote']).name}
+    return record | named
 
 
 def thin_curve(text: str) -> str:

@@ -14,7 +14,7 @@ def names(folder):
 
 
 def finetuning(key, run='demo', samples=9600, task='rte'):
-    return {'key': key, 'task': task, 'checkpoint': {'run_name': run, 'samples': samples}}
+    return {'key': key, 'task': task, 'checkpoint': {'run_name': run, 'samples': samples, 'uri': '/a/machine/latest'}}
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def records(tmp_path, write_record):
         ('other', 'demo-roberta', 9600, 'rte'),
     ):  # fmt: skip
         write_record(folder / f'finetuning/{key}.json', finetuning(key, run, samples, task))
-    write_record(folder / 'rank/r.json', {'key': 'r', 'checkpoint': {'run_name': 'demo', 'samples': 9600}})
+    write_record(folder / 'rank/r.json', {'key': 'r', 'checkpoint': {'run_name': 'demo', 'samples': 9600, 'uri': 'x'}})
     return folder
 
 
@@ -50,8 +50,11 @@ def test_records_of_another_protocol_go_and_all_others_stay(tmp_path, records, w
 
 def test_a_checkpoint_has_one_rank_record(records):
     for key in ('one', 'two'):
-        collect_rank({'key': key, 'checkpoint': {'run_name': 'demo', 'samples': 9600}}, records)
-    collect_rank({'key': 'other', 'checkpoint': {'run_name': 'demo-roberta', 'samples': 9600}}, records)
+        collect_rank({'key': key, 'checkpoint': {'run_name': 'demo', 'samples': 9600, 'uri': 'x'}}, records)
+    collect_rank(
+        {'key': 'other', 'checkpoint': {'run_name': 'demo-roberta', 'samples': 9600, 'uri': '/a/machine/latest'}},
+        records,
+    )
     assert names(records / 'rank') == ['other.json', 'two.json']
 
 
@@ -62,3 +65,11 @@ def test_a_long_log_is_thinned_but_keeps_every_validation():
     assert [row for row in kept if row.endswith('6.5')] == [row for row in rows if row.endswith('6.5')]
     assert CURVE_ROWS <= len(kept) <= CURVE_ROWS + 1 + 10
     assert thin_curve(f'{HEAD}\n1,7.0,\n') == f'{HEAD}\n1,7.0,\n'
+
+
+def test_published_records_name_no_place_of_a_machine(records):
+    record = {'key': 'r', 'checkpoint': {'run_name': 'demo', 'samples': 9600, 'uri': '/a/machine/samples-9600'}}
+    collect_rank(record | {'data': {'remote': '/a/machine/data', 'hash': 'h'}}, records)
+    text = (records / 'rank' / 'r.json').read_text()
+    assert '/a/machine' not in text
+    assert '"samples-9600"' in text
