@@ -16,6 +16,7 @@ from maelm_composer.analysis.hidden_states import View, iterate_views
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text
 from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
 from maelm_composer.config import DataConfig, Implementation, Precision
+from maelm_composer.device import find_device, name_device
 from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import find_checkpoint, read_recipe
@@ -89,7 +90,7 @@ def analyze_ranks(
         **plain,
         'layers': [_describe(number, layer, options) for number, layer in enumerate(layers)],
         'hidden_size': pretrained.hidden_size,
-        'device': _name_device(),
+        'device': name_device(),
         'seconds': time.monotonic() - start,
         'provenance': collect_provenance(options),
     }
@@ -120,7 +121,7 @@ def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: 
 
 
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:
-    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    device = find_device()
     encoder = pretrained.encoder.to(device).eval()
     size = pretrained.hidden_size
     layers: list[_Layer] = []
@@ -178,10 +179,6 @@ def _describe(number: int, layer: _Layer, options: RankOptions) -> dict[str, Any
         'principal_angles_degrees': measure_principal_angles(kept, masks),
         'rank_one_residual': layer.residual.get_mean(),
     }
-
-
-def _name_device() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else 'cpu'
 
 
 def describe_ranks(record: dict[str, Any]) -> str:

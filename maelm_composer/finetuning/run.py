@@ -11,6 +11,7 @@ import torch
 
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.data.storage import is_s3
+from maelm_composer.device import find_device, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.evaluation import Evaluator, Result, build_evaluator
 from maelm_composer.finetuning.examples import encode_texts, encode_windows, fit_span
@@ -94,8 +95,8 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
     else:
         inputs = encode_texts(data.train, task, tokenizer, max_seq_len)
     evaluator = build_evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
-    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-    model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, config.dropout, config.seed).to(device)
+    model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, config.dropout, config.seed)
+    model.to(find_device())
     best = _Best(task, evaluator, model, keeps_weights=config.saves_model)
     dev_inputs = evaluator.inputs[task.eval_splits[0]]
     specials = (tokenizer.cls_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id)
@@ -133,7 +134,7 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
         'training_seconds': report.training_seconds,
         'evaluation_seconds': best.seconds,
         'device_hours': (report.training_seconds + best.seconds) / 3600,
-        'device': torch.cuda.get_device_name() if device.type == 'cuda' else f'CPU, {torch.get_num_threads()} threads',
+        'device': name_device(),
         'provenance': collect_provenance(config),
     }
     lines = [json.dumps(prediction, ensure_ascii=False) for prediction in best.result.predictions]

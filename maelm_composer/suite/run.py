@@ -3,9 +3,6 @@
 import contextlib
 import fcntl
 import gc
-import json
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -68,16 +65,13 @@ def make(suite: Suite, step: Step) -> None:
 def _pretrain(suite: Suite, model: Model) -> None:
     import torch
 
-    config, folder = suite.load_pretraining(model), suite.run_folder(model)
+    config = suite.load_pretraining(model)
     _train(suite, model)
-    if json.loads((folder / 'record.json').read_text(encoding='utf-8'))['status'] != 'finished':
-        _reopen(folder)
-        _train(suite, model)
     gc.collect()
     torch.cuda.empty_cache()  # fine-tuning's workers share the device
     manifest = load_manifest(config.data.remote)
     facts = {'flops': count_training_flops(config), 'tokenizer_hash': manifest.tokenizer_hash}
-    collect_run(folder, suite.records, facts)
+    collect_run(suite.run_folder(model), suite.records, facts)
 
 
 def _train(suite: Suite, model: Model) -> None:
@@ -92,16 +86,6 @@ def _train(suite: Suite, model: Model) -> None:
     command = ['composer', '-n', str(torch.cuda.device_count()), 'train.py', *suite.list_arguments(model)]
     if subprocess.run(command, check=False).returncode:
         raise InputError(f'pretraining {model.run_name(suite.scale)} ended with an error, which stands above')
-
-
-def _reopen(folder: Path) -> None:
-    """Forget the last checkpoint of a run that was killed after it and before its record was finished."""
-    last = os.readlink(folder / 'latest')
-    before = [path.name for path in sorted(folder.glob('samples-*')) if path.name < last]
-    (folder / 'latest').unlink()
-    if before:
-        (folder / 'latest').symlink_to(before[-1])
-    shutil.rmtree(folder / last)
 
 
 def _finetune(suite: Suite, step: Step) -> None:

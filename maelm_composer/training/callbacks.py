@@ -146,10 +146,7 @@ class MetricsLog(Callback):
             kept = [row for row in rows if int(row['samples']) <= state.timestamp.sample.value]
             lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in kept)]
             write_text(self.path, ''.join(','.join(line) + '\n' for line in lines))
-            evaluated = [row for row in kept if row['eval_loss']]
-            self.last_eval = (
-                {k: float(v) for k, v in evaluated[-1].items() if k.startswith('eval')} if evaluated else {}
-            )
+            self.last_eval = find_last_eval(kept)
         dist.barrier()
 
     def batch_start(self, state: State, logger: Logger) -> None:
@@ -213,3 +210,9 @@ class Report(Callback):
 def parse_metrics(text: str) -> list[dict[str, str]]:
     """The whole rows of a metrics.csv; a line that a kill cut short is left out."""
     return list(csv.DictReader(text[: text.rfind('\n') + 1].splitlines()))
+
+
+def find_last_eval(rows: list[dict[str, str]]) -> dict[str, float]:
+    """The results of the last evaluation in a metrics.csv; empty before the first."""
+    evaluated = [row for row in rows if row['eval_loss']]
+    return {name: float(value) for name, value in evaluated[-1].items() if name.startswith('eval')} if evaluated else {}

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from maelm_composer.config import HeadBiasInit, Logger, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
+from maelm_composer.device import find_device, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator, build_collator
 from maelm_composer.masking.draw import count_masked
@@ -23,19 +24,22 @@ from maelm_composer.model.cost import count_forward_flops, count_parameters
 from maelm_composer.model.maelm import MaskedLanguageModel, build_model
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
+    METRICS,
     BatchSeed,
     DivergenceStop,
     GradientClipping,
     MetricsLog,
     Report,
     TrainingClock,
+    find_last_eval,
+    parse_metrics,
 )
 from maelm_composer.training.checkpoints import Checkpoints, drop_callbacks, find_checkpoint, follow_launcher
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule
 from maelm_composer.training.plan import Plan
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.run_record import assert_same_run, begin_record, identify, write_record
+from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify
 from maelm_composer.training.sharding import GradientAverage, build_parallelism
 
 DIST_TIMEOUT_SECONDS = 1800.0  # a collective waits this long for the slowest rank, which may be downloading
@@ -73,6 +77,10 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     attention = _select_attention(model, config)
     checkpoint = find_checkpoint(folder, model, is_sharded)
     if checkpoint is not None and checkpoint.samples >= config.training.max_samples:
+        folder.forget(checkpoint.state.parent.name)
+        if is_first and record['status'] != 'finished':  # killed between its last checkpoint and its record
+            evaluation = find_last_eval(parse_metrics(folder.read(METRICS) or ''))
+            record = finish_record(folder, record, plan, checkpoint.training_seconds, evaluation)
         say(f'{config.run_name} is complete: {checkpoint.samples:,} samples, in {config.save_folder}')
         return record
     say(_start_screen(config, plan, manifest, attention))
@@ -81,7 +89,7 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     if is_first:
         numbers = {
             'world_size': dist.get_world_size(),
-            'device': _name_device(),
+            'device': name_device(),
             'attention': attention,
             'tokenizer_hash': manifest.tokenizer_hash,
             'flops': plan.flops,
@@ -141,18 +149,8 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
         trainer.fit()
     finally:
         trainer.engine.close()  # trainer.close() would also wait for the other ranks, which may have failed
-    record |= {
-        'status': 'finished',
-        'samples': plan.batches * plan.global_batch_size,
-        'batches': plan.batches,
-        'tokens': plan.batches * plan.tokens_per_batch,
-        'training_seconds': clock.seconds,
-        'device_hours': clock.seconds * dist.get_world_size() / 3600,
-        'tokens_per_second': clock.mean_tokens_per_second,
-        **log.last_eval,
-    }
     if is_first:
-        write_record(folder, record)
+        record = finish_record(folder, record, plan, clock.seconds, log.last_eval)
         say(_summary(config, record))
     return record
 
@@ -179,11 +177,10 @@ def _build_plan(config: PretrainingConfig, manifest: Manifest, collator: Masking
 
 def _select_attention(model: MaskedLanguageModel, config: PretrainingConfig) -> dict[str, str]:
     """The name of the backend of each stack."""
-    device_type = 'cuda' if torch.cuda.is_available() else 'cpu'
     stacks = {'encoder': model.encoder, 'decoder': model.decoder}
     try:
         return {
-            name: stack.select_attention(config.training.attention, device_type).name
+            name: stack.select_attention(config.training.attention, find_device().type).name
             for name, stack in stacks.items()
             if stack is not None
         }
@@ -217,13 +214,9 @@ def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest, att
     )
     table = Table.grid(padding=(0, 2))
     table.add_row('[bold]run[/bold]', f'[bold]{config.run_name}[/bold]')
-    for name, text in plan.describe(data, _name_device(), attention):
+    for name, text in plan.describe(data, name_device(), attention):
         table.add_row(name, text)
     return table
-
-
-def _name_device() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {torch.get_num_threads()} threads'
 
 
 def _summary(config: PretrainingConfig, record: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The record beside the checkpoints: what ran, from what, and how it ended; and whether a folder is this run's."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from maelm_composer.config import SCIENCE_SECTIONS, PretrainingConfig
@@ -8,6 +9,7 @@ from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import to_plain, to_yaml
 from maelm_composer.records import collect_provenance
+from maelm_composer.training.plan import Plan
 from maelm_composer.training.run_folder import RunFolder
 
 RECORD = 'record.json'
@@ -62,12 +64,30 @@ def begin_record(
         content = read_file(join(config.data.remote, TOKENIZER, name))
         assert content is not None
         folder.write(f'{TOKENIZER}/{name}', content.decode())
-    write_record(folder, record)
+    _write(folder, record)
     return record
 
 
-def write_record(folder: RunFolder, record: dict[str, Any]) -> None:
-    """Replace the record."""
+def finish_record(
+    folder: RunFolder, record: dict[str, Any], plan: Plan, seconds: float, evaluation: Mapping[str, float]
+) -> dict[str, Any]:
+    """Add what a whole run gave, its ``seconds`` of training and its last ``evaluation``; returns the record."""
+    tokens = plan.batches * plan.tokens_per_batch
+    record = record | {
+        'status': 'finished',
+        'samples': plan.batches * plan.global_batch_size,
+        'batches': plan.batches,
+        'tokens': tokens,
+        'training_seconds': seconds,
+        'device_hours': seconds * record['world_size'] / 3600,
+        'tokens_per_second': tokens / seconds if seconds else 0.0,
+        **evaluation,
+    }
+    _write(folder, record)
+    return record
+
+
+def _write(folder: RunFolder, record: dict[str, Any]) -> None:
     folder.write(RECORD, json.dumps(record, indent=2) + '\n')
 
 

@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import save_file
 from streaming import MDSWriter
 
@@ -70,11 +69,3 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_CACHE', str(tmp_path / 'cache'))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 from safetensors.torch import save_file
 
 from maelm_composer.config import (
@@ -110,12 +109,3 @@ def configure(checkpoint, task_folder, tmp_path):
         )
 
     return build
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The order of sums depends on it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

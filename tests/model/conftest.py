@@ -1,6 +1,6 @@
 """Tiny models and batches of packed rows, for every variant of the paper's Table 2."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,15 +27,6 @@ def build_config(has_decoder: bool = True, decoder: dict[str, Any] | None = None
     defaults |= sizes | no_dropout | {'relative_position_max_distance': 24}
     decoder_config = DecoderConfig(**(sizes | no_dropout | (decoder or {}))) if has_decoder else None
     return ModelConfig(**(defaults | changes), decoder=decoder_config)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small only wait for a second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope='session')

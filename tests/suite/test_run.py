@@ -15,7 +15,7 @@ import pytest
 
 from maelm_composer.errors import InputError
 from maelm_composer.reporting.artefacts import MAE_LM
-from maelm_composer.suite.run import _reopen, hold, run_suite
+from maelm_composer.suite.run import hold, run_suite
 from maelm_composer.suite.steps import Suite, load_suite
 
 TINY = {
@@ -96,18 +96,6 @@ def test_a_killed_suite_ends_with_the_same_records(tmp_path):
     else:
         subprocess.run([*command, str(killed)], check=True)
     assert read_records(killed) == wanted
-
-
-def test_a_run_that_was_killed_before_its_record_was_finished_loses_its_last_checkpoint_only(tmp_path):
-    for name in ('samples-000000000640', 'samples-000000001280'):
-        (tmp_path / name).mkdir()
-    (tmp_path / 'latest').symlink_to('samples-000000001280')
-    _reopen(tmp_path)
-    assert os.readlink(tmp_path / 'latest') == 'samples-000000000640'
-    assert not (tmp_path / 'samples-000000001280').exists()
-    _reopen(tmp_path)
-    assert not os.path.lexists(tmp_path / 'latest')
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_suites_do_not_work_in_one_folder(demo, monkeypatch):

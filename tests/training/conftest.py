@@ -85,15 +85,6 @@ def recipe(workspace):
     return lambda *overrides: load_config(PretrainingConfig, [str(workspace / 'recipe.yaml')], overrides)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The order of sums depends on it, and the processes that tests start have one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def assert_same_run():
     """Bitwise the same weights, and the same log but for timings."""

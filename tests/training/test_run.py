@@ -43,6 +43,11 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert 'validation loss' in out
     assert pretrain(config) == record  # complete: nothing is done twice
     assert 'is complete' in capsys.readouterr().out
+    results = {'samples', 'training_seconds', *(name for name in record if name.startswith('eval'))}
+    killed = {name: record[name] for name in record.keys() - results} | {'status': 'running'}
+    (folder / 'record.json').write_text(json.dumps(killed))
+    assert pretrain(config) == record  # killed after its last checkpoint: its record is finished
+    assert json.loads((folder / 'record.json').read_text()) == record
     compare_runs([str(folder)])
     assert f'{record["eval_loss"]:.4f}' in capsys.readouterr().out
     with pytest.raises(InputError, match=r'nowhere holds no run'):
