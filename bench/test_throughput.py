@@ -34,12 +34,14 @@ FP32, BF16 = Precision.fp32, Precision.bf16
 def make_contenders(shape: Shape, precision: Precision) -> dict[str, Contender]:
     """Compiled and eager, peers and ours; at base size on a CPU ours compiled only, as memory is short."""
     roberta, mae_lm = make_recipe(shape, False), make_recipe(shape, True)
+    same_model = make_recipe(shape, False, buckets=0)  # Hugging Face's RoBERTa has no relative bias
     contenders = {}
     for name, compiled in (('eager', False), ('compiled', True)):
         contenders[f'Hugging Face RoBERTa, {name}'] = make_hugging_face(shape, precision, compiled, has_bias=False)
         contenders[f'Hugging Face MPNet, {name}'] = make_hugging_face(shape, precision, compiled, has_bias=True)
         if compiled or shape is SMALL or DEVICE == 'cuda':
             contenders[f'our RoBERTa, {name}'] = make_ours(shape, roberta, precision, compiled)
+            contenders[f'our RoBERTa without bias, {name}'] = make_ours(shape, same_model, precision, compiled)
             contenders[f'our MAE-LM, {name}'] = make_ours(shape, mae_lm, precision, compiled)
     if DEVICE == 'cuda':
         sdpa = make_ours(shape, roberta, precision, True, AttentionBackend.sdpa)
