@@ -16,6 +16,7 @@ from transformers import MPNetConfig, MPNetForMaskedLM, RobertaConfig, RobertaFo
 
 from maelm_composer.config import AttentionBackend, DecoderConfig, ModelConfig, Precision, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
+from maelm_composer.device import keep_freed_memory
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.model.maelm import build_model
@@ -52,6 +53,7 @@ class Contender:
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     peak_bytes: int = 0  # of one step, above what lies in memory before it: activations and temporaries
+    keeps_memory: bool = True  # False: glibc's default, as a program that does not call keep_freed_memory has it
 
 
 def make_recipe(shape: Shape, decoder: bool, decoder_buckets: int = 0, buckets: int = 32) -> PretrainingConfig:
@@ -108,7 +110,9 @@ def make_ours(
     return Contender(make_step(model, lambda: model(batch).loss, precision), flops)
 
 
-def make_hugging_face(shape: Shape, precision: Precision, compiled: bool, has_bias: bool) -> Contender:
+def make_hugging_face(
+    shape: Shape, precision: Precision, compiled: bool, has_bias: bool, keeps_memory: bool = False
+) -> Contender:
     """RobertaForMaskedLM; with a relative bias MPNetForMaskedLM, the one stock class that has it."""
     batch = make_batch(make_recipe(shape, decoder=False), shape.batch)
     common = {
@@ -135,10 +139,12 @@ def make_hugging_face(shape: Shape, precision: Precision, compiled: bool, has_bi
     }
     if compiled:
         model.compile(dynamic=False)
-    return Contender(make_step(model, lambda: model(**inputs).loss, precision))
+    return Contender(make_step(model, lambda: model(**inputs).loss, precision), keeps_memory=keeps_memory)
 
 
 def time_step(contender: Contender) -> None:
+    keep_freed_memory(contender.keeps_memory)
+    contender.step()  # untimed: a contender with another setting has just run
     start = time.perf_counter()
     contender.losses.append(contender.step().item())  # .item() waits for the device
     contender.seconds.append(time.perf_counter() - start)
@@ -152,6 +158,7 @@ def measure_peak(contender: Contender) -> None:
         contender.step().item()
         contender.peak_bytes = torch.cuda.max_memory_allocated() - before
         return
+    keep_freed_memory(contender.keeps_memory)
     ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system, or it would hide what a step takes
     Path('/proc/self/clear_refs').write_text('5')
     before = _read_status('VmRSS')

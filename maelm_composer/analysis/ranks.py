@@ -16,7 +16,7 @@ from maelm_composer.analysis.hidden_states import View, iterate_views
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text
 from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
 from maelm_composer.config import DataConfig, Implementation, Precision
-from maelm_composer.device import find_device, name_device
+from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import find_checkpoint, read_recipe
@@ -121,6 +121,7 @@ def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: 
 
 
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:
+    keep_freed_memory()
     device = find_device()
     encoder = pretrained.encoder.to(device).eval()
     size = pretrained.hidden_size

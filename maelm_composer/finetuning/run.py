@@ -11,7 +11,7 @@ import torch
 
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.data.storage import is_s3
-from maelm_composer.device import find_device, name_device
+from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.evaluation import Evaluator, Result, build_evaluator
 from maelm_composer.finetuning.examples import encode_texts, encode_windows, fit_span
@@ -87,6 +87,7 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
     if record is not None and not (config.saves_model and not (folder / key).exists()):
         return record
 
+    keep_freed_memory()
     max_seq_len = min(config.max_seq_len, pretrained.max_seq_len)
     span, tokenizer = fit_span(config.span, max_seq_len), pretrained.tokenizer
     num_left_out = 0

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from maelm_composer.config import HeadBiasInit, Logger, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
-from maelm_composer.device import find_device, name_device
+from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator, build_collator
 from maelm_composer.masking.draw import count_masked
@@ -57,6 +57,7 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     """
     _quieten_engines()
     _share_cores()
+    keep_freed_memory()
     follow_launcher()
     is_first, is_sharded = dist.get_global_rank() == 0, config.training.sharding is not Sharding.ddp
     say: Callable[[Any], None] = Console(highlight=False, soft_wrap=True).print if is_first else _say_nothing
