@@ -24,7 +24,7 @@ from moto.server import ThreadedMotoServer
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from bench.contenders import DEVICE, Shape, make_ours, make_recipe, time_step
+from bench.contenders import DEVICE, TIMED_STEPS, Shape, make_ours, make_recipe, time_steps
 from maelm_composer.cluster import start_ray
 from maelm_composer.config import CorpusConfig, Precision, PretrainingConfig, SourceConfig, SourceKind, TokenizerConfig
 from maelm_composer.data import storage
@@ -179,11 +179,11 @@ def test_loader(
             speeds[f'loader, from the cache, workers {workers}'] = read_epoch(
                 str(shards(SMALL.length)), folder / 'local', workers
             )
-        for _ in range(WARMUP_STEPS + STEPS):
-            time_step(trainer)
+        for _ in range(1 + STEPS // TIMED_STEPS):
+            time_steps(trainer)
 
     benchmark.pedantic(run, rounds=1)
-    step = statistics.median(trainer.seconds[WARMUP_STEPS:])
+    step = statistics.median(trainer.seconds[TIMED_STEPS:])
     consumed = SMALL.tokens / step
     print(f'\n{"RoBERTa, compiled, bf16, consumes":40}{consumed:14,.0f} tokens/s')
     for name, speed in sorted(speeds.items()):
@@ -203,9 +203,9 @@ def test_collating(benchmark: Callable, record: Callable, tmp_path: Path, shards
     ids[:, 0] = 0
     samples = [{'input_ids': row.astype('uint16'), 'row': number, 'epoch': 0} for number, row in enumerate(ids)]
     benchmark.pedantic(collator, args=(samples,), rounds=30, warmup_rounds=3)
-    for _ in range(WARMUP_STEPS + STEPS):
-        time_step(trainer)
-    seconds, step = benchmark.stats.stats.median, statistics.median(trainer.seconds[WARMUP_STEPS:])
+    for _ in range(1 + STEPS // TIMED_STEPS):
+        time_steps(trainer)
+    seconds, step = benchmark.stats.stats.median, statistics.median(trainer.seconds[TIMED_STEPS:])
     print(
         f'\nmasking and collating: {seconds / SMALL.batch * 1e6:.1f} µs a row, {seconds / step:.2%} of a step of '
         f'{step * 1e3:.0f} ms ({SMALL}, MAE-LM, bf16, eager)'

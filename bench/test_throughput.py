@@ -2,8 +2,8 @@
 
     pytest -s bench/test_throughput.py [--record]     with --record: results/throughput/<device>.csv
 
-Every round trains each contender for one step in turn, so that a machine whose speed drifts treats all alike; the
-figures are medians over the rounds. A test asserts that everything trained, never how fast.
+Every round trains each contender for a few steps in turn, so that a machine whose speed drifts treats all alike; the
+figures are medians over the timed steps. A test asserts that everything trained, never how fast.
 """
 
 import statistics
@@ -13,6 +13,7 @@ import pytest
 
 from bench.contenders import (
     DEVICE,
+    TIMED_STEPS,
     Contender,
     Roofline,
     Shape,
@@ -20,7 +21,7 @@ from bench.contenders import (
     make_ours,
     make_recipe,
     measure_peak,
-    time_step,
+    time_steps,
 )
 from maelm_composer.config import AttentionBackend, Precision
 
@@ -59,14 +60,14 @@ def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape
     def run_round() -> None:
         peaks.append(roofline.measure())
         for contender in contenders.values():
-            time_step(contender)
+            time_steps(contender)
 
-    rounds, warmup = (9, 3) if shape is SMALL or DEVICE == 'cuda' else (5, 2)
-    benchmark.pedantic(run_round, rounds=rounds, warmup_rounds=warmup)
+    rounds = 4 if shape is SMALL or DEVICE == 'cuda' else 3
+    benchmark.pedantic(run_round, rounds=rounds, warmup_rounds=1)
     for contender in contenders.values():
         measure_peak(contender)
-    peak = statistics.median(peaks[warmup:])
-    median = {name: statistics.median(c.seconds[warmup:]) for name, c in contenders.items()}
+    peak = statistics.median(peaks[1:])
+    median = {name: statistics.median(c.seconds[TIMED_STEPS:]) for name, c in contenders.items()}
     print(f'\n{precision.name}, {shape}; matrix products alone: {peak / 1e9:,.0f} GFLOP/s')
     header = ('ms/step', 'tokens/s', '× HF eager', '× HF comp.', 'GFLOP/s', 'of peak', 'MiB')
     print(f'{"":34}' + ''.join(f'{title:>11}' for title in header))
@@ -86,7 +87,7 @@ def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape
             'gflops_per_second': round(speed / 1e9, 1) or None,
             'share_of_matrix_product_peak': round(speed / peak, 3) or None,
             'peak_step_mebibytes': round(contender.peak_bytes / 2**20),
-            'rounds': rounds,
+            'steps': rounds * TIMED_STEPS,
         }
         record('training', row)
         benchmark.extra_info[name] = row
@@ -126,10 +127,10 @@ def compare_eager(benchmark: Callable, record: Callable, shape: Shape) -> None:
 
     def run_round() -> None:
         for contender in contenders.values():
-            time_step(contender)
+            time_steps(contender)
 
-    benchmark.pedantic(run_round, rounds=5, warmup_rounds=2)
-    median = {name: statistics.median(c.seconds[2:]) for name, c in contenders.items()}
+    benchmark.pedantic(run_round, rounds=3, warmup_rounds=1)
+    median = {name: statistics.median(c.seconds[TIMED_STEPS:]) for name, c in contenders.items()}
     for name, contender in contenders.items():
         row = {
             'contender': name,
@@ -141,7 +142,7 @@ def compare_eager(benchmark: Callable, record: Callable, shape: Shape) -> None:
             'milliseconds_per_step': round(median[name] * 1e3, 2),
             'tokens_per_second': round(shape.tokens / median[name], 1),
             'times_hugging_face_eager': round(median[HF_EAGER] / median[name], 3),
-            'rounds': 5,
+            'steps': 3 * TIMED_STEPS,
         }
         record('growth', row)
         print(

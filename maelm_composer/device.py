@@ -23,7 +23,9 @@ def keep_freed_memory(keeps: bool = True) -> None:
     the whole process; the peak stays what it is. False: glibc's own thresholds again, where their growth ends.
     A C library without ``mallopt`` is left alone.
     """
-    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 2**30 if keeps else 32 * 2**20)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1 if keeps else 64 * 2**20)
+    library = ctypes.CDLL(None)
+    if hasattr(library, 'mallopt'):
+        library.mallopt(M_MMAP_THRESHOLD, 2**30 if keeps else 32 * 2**20)
+        library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1 if keeps else 64 * 2**20)
+        if not keeps:
+            library.malloc_trim(0)
