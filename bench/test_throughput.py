@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from bench.contenders import (
     DEVICE,
@@ -34,6 +35,7 @@ FP32, BF16 = Precision.fp32, Precision.bf16
 
 def make_contenders(shape: Shape, precision: Precision) -> dict[str, Contender]:
     """Compiled and eager, peers and ours; at base size on a CPU ours compiled only, as memory is short."""
+    torch.compiler.reset()  # of one function it compiles only so many variants, and each model here is one
     roberta, mae_lm = make_recipe(shape, False), make_recipe(shape, True)
     same_model = make_recipe(shape, False, buckets=0)  # Hugging Face's RoBERTa has no relative bias
     contenders = {}
