@@ -43,7 +43,7 @@ def make_contenders(shape: Shape, precision: Precision) -> dict[str, Contender]:
         contenders[f'Hugging Face RoBERTa, {name}'] = make_hugging_face(shape, precision, compiled, has_bias=False)
         contenders[f'Hugging Face MPNet, {name}'] = make_hugging_face(shape, precision, compiled, has_bias=True)
         if shape is SMALL and DEVICE == 'cpu':  # how much of our lead is the allocator's
-            contenders[f'the same, memory kept, {name}'] = make_hugging_face(shape, precision, compiled, False, True)
+            contenders[f'Hugging Face RoBERTa, memory kept, {name}'] = make_hugging_face(shape, precision, compiled, False, True)
         if compiled or shape is SMALL or DEVICE == 'cuda':
             contenders[f'our RoBERTa, {name}'] = make_ours(shape, roberta, precision, compiled)
             contenders[f'our RoBERTa without bias, {name}'] = make_ours(shape, same_model, precision, compiled)
@@ -72,7 +72,7 @@ def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape
     median = {name: statistics.median(c.seconds[TIMED_STEPS:]) for name, c in contenders.items()}
     print(f'\n{precision.name}, {shape}; matrix products alone: {peak / 1e9:,.0f} GFLOP/s')
     header = ('ms/step', 'tokens/s', '× HF eager', '× HF comp.', 'GFLOP/s', 'of peak', 'MiB')
-    print(f'{"":34}' + ''.join(f'{title:>11}' for title in header))
+    print(f'{"":44}' + ''.join(f'{title:>11}' for title in header))
     for name, contender in contenders.items():
         seconds, speed = median[name], contender.flops / median[name]
         row = {
@@ -95,7 +95,7 @@ def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape
         benchmark.extra_info[name] = row
         flops = f'{speed / 1e9:11,.0f}{speed / peak:11.1%}' if contender.flops else f'{"":22}'
         print(
-            f'{name:34}{seconds * 1e3:11,.0f}{shape.tokens / seconds:11,.0f}{median[HF_EAGER] / seconds:11.2f}'
+            f'{name:44}{seconds * 1e3:11,.0f}{shape.tokens / seconds:11,.0f}{median[HF_EAGER] / seconds:11.2f}'
             f'{median[HF_COMPILED] / seconds:11.2f}{flops}{contender.peak_bytes / 2**20:11,.0f}'
         )
     for kind in ('eager', 'compiled'):

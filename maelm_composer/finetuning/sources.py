@@ -1,5 +1,6 @@
 """Where a task's examples come from: the Hugging Face Hub, a folder of Parquet files, or the demo's generator."""
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ class TaskData:
 def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
     """The training rows, a sample of them where ``config.max_train_examples`` asks for it, and the whole dev sets.
 
+    Read once a process, unless a file changes: a sweep's worker makes many runs, and MNLI takes seconds to read. The
+    rows are shared, not to be changed.
+
     Raises:
         InputError: a folder, file or column that is not there, a label outside the task's range, an empty split, a
             task that the source does not have, no network.
@@ -57,17 +61,26 @@ def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
     if (config.source is TaskSource.demo) != (task.hub is None):
         kind = 'is made by data.source=demo only' if task.hub is None else 'is not in data.source=demo'
         raise InputError(f'task {task.name} {kind}')
-    match config.source:
+    files = sorted(_task_folder(task, config.folder).glob('*.parquet')) if config.folder else []
+    stamps = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+    return _load(task, config.source, config.folder, config.max_train_examples, stamps)
+
+
+@functools.lru_cache(maxsize=16)
+def _load(
+    task: Task, source: TaskSource, folder: str | None, max_train_examples: int | None, stamps: tuple[Any, ...]
+) -> TaskData:
+    match source:
         case TaskSource.demo:
             tables = {name: (table, 'demo') for name, table in make_demo_tables(task).items()}
         case TaskSource.files:
-            assert config.folder is not None
-            tables = {name: _read_parquet(task, Path(config.folder), name) for name in ('train', *task.eval_splits)}
+            assert folder is not None
+            tables = {name: _read_parquet(task, Path(folder), name) for name in ('train', *task.eval_splits)}
         case TaskSource.huggingface:
             tables = {name: _read_hub(task, name) for name in ('train', *task.eval_splits)}
     splits = {name: _read_rows(task, table, where) for name, (table, where) in tables.items()}
-    if config.max_train_examples is not None:
-        splits['train'] = sample_evenly(splits['train'], config.max_train_examples)
+    if max_train_examples is not None:
+        splits['train'] = sample_evenly(splits['train'], max_train_examples)
     digest = hashlib.sha256()
     for name, rows in splits.items():
         digest.update(f'{name} {len(rows)}\n'.encode())
@@ -90,8 +103,12 @@ def _serialize(row: Example) -> bytes:
     return json.dumps(tuple(vars(row).values()), ensure_ascii=False).encode(errors='surrogatepass')
 
 
+def _task_folder(task: Task, folder: str | Path) -> Path:
+    return Path(folder, 'squad_v2' if task.kind == SPAN else f'glue/{task.name}')
+
+
 def _read_parquet(task: Task, folder: Path, split: str) -> tuple[pyarrow.Table, str]:
-    task_folder = folder / ('squad_v2' if task.kind == SPAN else f'glue/{task.name}')
+    task_folder = _task_folder(task, folder)
     path = task_folder / f'{"dev_" if split not in ("train", "dev") else ""}{split}.parquet'
     for needed in (folder, task_folder, path):
         if not needed.exists():

@@ -7,6 +7,7 @@ import pytest
 
 from maelm_composer.config import TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError
+from maelm_composer.finetuning import sources
 from maelm_composer.finetuning.sources import load_task_data, sample_evenly
 from maelm_composer.finetuning.tasks import TASKS
 
@@ -18,6 +19,11 @@ SQUAD = {
     'question': ['which', 'what'],
     'answers': [{'text': ['two'], 'answer_start': [4]}, {'text': [], 'answer_start': []}],
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_read_before():
+    sources._load.cache_clear()
 
 
 @pytest.fixture
@@ -44,6 +50,14 @@ def test_rows_of_files(load):
     row = {'id': 'x', 'question': 'which', 'context': 'one two', 'answers_text': ('two',), 'answer_starts': (4,)}
     assert vars(data.train[0]) == row
     assert data.train[1].answers_text == ()
+
+
+def test_files_are_read_once_unless_they_change(load):
+    data = load('rte', train=RTE, dev=RTE)
+    assert load('rte') is data
+    assert load('rte', max_train_examples=2) is not data
+    changed = load('rte', train=RTE | {'label': [1, 1, 1]})
+    assert [row.label for row in changed.train] == [1, 1, 1]
 
 
 def test_every_task_is_read(task_folder):
