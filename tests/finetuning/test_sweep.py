@@ -16,7 +16,6 @@ import pytest
 from maelm_composer.cluster import start_ray
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.search import load_records
 from maelm_composer.finetuning.sweep import sweep
 from maelm_composer.recipe import load_config
 
@@ -103,6 +102,10 @@ def wait_for(condition: Callable[[], object], seconds: float = 90) -> None:
         time.sleep(0.02)
 
 
+def load_records(folder: str | Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(Path(folder).glob('*.json'))]
+
+
 def outcomes(folder: str | Path) -> dict[str, tuple]:
     """By key, all of a run that does not depend on how long things took."""
     found = {}
@@ -156,7 +159,7 @@ def test_a_grid_on_one_seed_then_the_best_point_on_all(undisturbed, recipe, fold
         assert vars(result.point) in [record['point'] for record in grid if record['score'] == best]
         assert [record['seed'] for record in result.records] == [1, 2, 3]
         assert result.summary.median == np.median([record['score'] for record in result.records])
-        assert (result.num_finished, result.num_planned) == (6, 6)
+        assert (len(result.finished), result.num_planned) == (6, 6)
     assert undisturbed.failures == []
     assert undisturbed.average is None
     assert not list(Path('undisturbed').glob('.*'))  # no claim, no half of a file
@@ -200,7 +203,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(recipe, capsys):
     assert failure['error'].startswith('the loss is not finite at step')
     assert 'lr 1e+30' in capsys.readouterr().err
     (of_task,) = result.tasks
-    assert (of_task.point.learning_rate, len(of_task.records), of_task.num_finished) == (1e-3, 3, 3)
+    assert (of_task.point.learning_rate, len(of_task.records), len(of_task.finished)) == (1e-3, 3, 3)
     path = Path('failing', f'{failure["key"]}.json')
     before = path.stat().st_mtime_ns
     assert len(sweep(recipe(*overrides)).failures) == 1
