@@ -24,6 +24,7 @@ from transformers import (
 
 from maelm_composer.config import FinetuningConfig, Precision, TaskDataConfig, TaskSource
 from maelm_composer.data.special_tokens import PAD_ID
+from maelm_composer.device import find_device
 from maelm_composer.finetuning.examples import Inputs, encode_texts
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.model import FinetuningModel
@@ -48,15 +49,16 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 def build_peer(num_labels: int) -> RobertaForSequenceClassification:
     torch.manual_seed(0)
-    sizes = {'hidden_size': SIZE, 'num_hidden_layers': LAYERS, 'num_attention_heads': HEADS}
     config = RobertaConfig(
         vocab_size=VOCAB,
+        hidden_size=SIZE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
         intermediate_size=4 * SIZE,
         max_position_embeddings=LENGTH + 2,
         type_vocab_size=1,
         pad_token_id=PAD_ID,
         num_labels=num_labels,
-        **sizes,
     )
     return RobertaForSequenceClassification(config)
 
@@ -90,7 +92,7 @@ def time_ours(inputs: Inputs, task_name: str, num_labels: int) -> tuple[float, f
     settings.precision = Precision.bf16
     encoder = build_encoder(config, weights, 'the peer')
     model = FinetuningModel(encoder, SIZE, task, settings.dropout, seed=1)
-    model.to('cuda' if torch.cuda.is_available() else 'cpu')
+    model.to(find_device())
     report = fit(model, inputs, settings, PAD_ID, evaluate=lambda step: None)
     return report.training_seconds, report.padded_share
 
