@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import os
 import platform
 import time
@@ -15,6 +16,8 @@ from maelm_composer.cluster import start_ray
 from maelm_composer.errors import InputError
 from maelm_composer.records import collect_provenance, write_text
 from maelm_composer.reporting.artefacts import ARTEFACTS
+from maelm_composer.reporting.evidence import read_csv
+from maelm_composer.suite.devices import find_device
 from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_plan, sum_seconds
 from maelm_composer.suite.steps import Suite, find_artefacts, load_suite
 
@@ -57,8 +60,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     with _chdir(ROOT):
         try:
-            suite = load_suite(*_read_options(session.config))
-            print_plan(suite, plan_suite(suite, find_artefacts(list_artefacts(session))))
+            suite, device = load_suite(*_read_options(session.config)), find_device()
+            print_plan(suite, plan_suite(suite, find_artefacts(list_artefacts(session)), device), device)
         except InputError as error:
             raise pytest.UsageError(str(error)) from None
     return True
@@ -74,7 +77,8 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
     """The chosen scale, with Ray running; at the end the planner's estimate is held against the clock."""
     with _chdir(ROOT):
         suite = load_suite(*_read_options(request.config))
-        estimated = sum_seconds(plan_suite(suite, find_artefacts(list_artefacts(request.session))))
+        artefacts = find_artefacts(list_artefacts(request.session))
+        estimated = sum_seconds(plan_suite(suite, artefacts, find_device()))
         start, started_ray = time.monotonic(), start_ray()
         request.session.stash[MADE] = []
         yield suite
@@ -103,16 +107,11 @@ def make(suite: Suite, benchmark: Callable, request: pytest.FixtureRequest) -> C
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
         request.session.stash[MADE].append(name)
-        rows = read_rows(page.parent / f'{name}.csv')
+        rows = read_csv(page.parent / f'{name}.csv')
         assert_complete(rows)
         return rows
 
     return run
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline='', encoding='utf-8') as file:
-        return list(csv.DictReader(file))
 
 
 def assert_complete(rows: list[dict[str, str]]) -> None:
@@ -161,8 +160,7 @@ def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, 
     machine = {
         'device': device,
         'threads': torch.get_num_threads(),
-        'torch': source['packages']['torch'],
-        'transformers': source['packages']['transformers'],
+        **{name: source['packages'][name] for name in ('torch', 'transformers')},
         'platform': platform.platform(),
         'git_revision': source['git_revision'],
     }
@@ -173,17 +171,12 @@ def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
     """Rows measured before under the same first columns (what, on which shape) are replaced, all others kept."""
-    import io
 
     def key(row: dict[str, Any]) -> tuple[str, ...]:
         return tuple(str(row.get(name, '')) for name in ('contender', 'precision', 'layers', 'length', 'batch'))
 
-    kept: list[dict[str, Any]] = []
-    if path.exists():
-        with path.open(newline='', encoding='utf-8') as file:
-            kept = list(csv.DictReader(file))
     new = {key(row) for row in rows}
-    merged = [row for row in kept if key(row) not in new] + rows
+    merged = [row for row in (read_csv(path) if path.exists() else []) if key(row) not in new] + rows
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in merged for name in row)), lineterminator='\n')
     writer.writeheader()

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 
-from bench.conftest import find_value, read_rows
+from bench.conftest import find_value
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Role, tasks_of
+from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.steps import Suite
 
 
 def test_figure5(make: Callable, suite: Suite) -> None:
     rows = make('figure5')
     (task,) = tasks_of(suite.scale, (Role.mnli,))
-    table3 = read_rows(suite.results / suite.scale / 'table3.csv')
+    table3 = read_csv(suite.results / suite.scale / 'table3.csv')
     for label in (MAE_LM.label, ROBERTA.label):
         curve = [row for row in rows if (row['row'], row['column']) == (label, f'rank during {task}')]
         assert len(curve) > 1

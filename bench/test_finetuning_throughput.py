@@ -49,15 +49,16 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 def build_peer(num_labels: int) -> RobertaForSequenceClassification:
     torch.manual_seed(0)
-    sizes = {'hidden_size': SIZE, 'num_hidden_layers': LAYERS, 'num_attention_heads': HEADS}
     config = RobertaConfig(
         vocab_size=VOCAB,
+        hidden_size=SIZE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
         intermediate_size=4 * SIZE,
         max_position_embeddings=LENGTH + 2,
         type_vocab_size=1,
         pad_token_id=PAD_ID,
         num_labels=num_labels,
-        **sizes,
     )
     return RobertaForSequenceClassification(config)
 

@@ -24,7 +24,7 @@ from maelm_composer.data.storage import is_s3, join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
 
-# As training/run_folder.py and finetuning/saved_model.py name them; neither is imported, as they bring Composer.
+# As training/ names them, which is not imported, as it brings Composer.
 WEIGHTS, PROGRESS = 'model.safetensors', 'progress.json'
 RECIPE, RECORD, TOKENIZER, LATEST = 'recipe.yaml', 'record.json', 'tokenizer', 'latest'
 FINETUNED, HUGGING_FACE_CONFIG = 'finetuned.json', 'config.json'
@@ -33,8 +33,6 @@ _BLOCK_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where one of our own lies."""
-
     uri: str  # folder of the weights, no link
     run: str | None  # folder of its pretraining run; None: a fine-tuned model
 
@@ -58,7 +56,7 @@ def find_checkpoint(checkpoint: str) -> Checkpoint | None:
     uri = checkpoint.rstrip('/')
     is_remote = is_s3(uri)
     if not is_remote and Path(uri).is_symlink():
-        uri = join(os.path.dirname(uri) or '.', os.readlink(uri))
+        uri = os.path.join(os.path.dirname(uri) or '.', os.readlink(uri))
     names = list_names(uri)
     if FINETUNED in names:
         return Checkpoint(uri, None)
@@ -104,6 +102,13 @@ def read_weights(checkpoint: Checkpoint, prefix: str) -> tuple[dict[str, Tensor]
     return weights, digest.hexdigest()
 
 
+def read_recipe(checkpoint: Checkpoint) -> PretrainingConfig:
+    """The recipe of a pretraining run."""
+    assert checkpoint.run is not None
+    with _as_local_file(join(checkpoint.run, RECIPE)) as path:
+        return load_config(PretrainingConfig, [str(path)])
+
+
 def _read_latest(run: str) -> str | None:
     if is_s3(run):
         content = read_file(join(run, LATEST))
@@ -112,24 +117,15 @@ def _read_latest(run: str) -> str | None:
     return os.readlink(link) if link.is_symlink() else None
 
 
-def read_recipe(checkpoint: Checkpoint) -> PretrainingConfig:
-    assert checkpoint.run is not None
-    with _as_local_file(join(checkpoint.run, RECIPE)) as path:
-        return load_config(PretrainingConfig, [str(path)])
-
-
 @contextlib.contextmanager
 def _as_local_file(uri: str) -> Iterator[Path]:
-    if not is_s3(uri):
-        if not Path(uri).exists():
-            raise InputError(f'{uri} is not there')
-        yield Path(uri)
-        return
-    content = read_file(uri)
-    if content is None:
-        raise InputError(f'{uri} is not there')
+    path = Path(uri)
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, uri.rpartition('/')[2])
-        path.write_bytes(content)
-        del content
+        if is_s3(uri):
+            path = Path(scratch, path.name)
+            if (content := read_file(uri)) is not None:
+                path.write_bytes(content)
+                del content  # it may be gigabytes
+        if not path.exists():
+            raise InputError(f'{uri} is not there')
         yield path

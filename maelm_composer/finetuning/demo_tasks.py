@@ -6,7 +6,6 @@ The same text gives the same rows; which text there is depends on the installed 
 import functools
 import random
 import re
-from collections.abc import Iterator
 
 import pyarrow
 
@@ -64,12 +63,9 @@ def _read_texts() -> tuple[tuple[str, ...], tuple[str, ...]]:
                 with_name[line] = None
         if min(len(sentences), len(without) * 3, len(with_name) * 3 // 2) > wanted:
             break
-    return tuple(sentences.values())[:wanted], tuple(_interleave(list(with_name), list(without)))[:wanted]
-
-
-def _interleave(with_name: list[str], without: list[str]) -> Iterator[str]:
-    for i in range(min(len(with_name) // 2, len(without))):
-        yield from (with_name[2 * i], without[i], with_name[2 * i + 1])
+    named = list(with_name)
+    passages = [text for three in zip(named[::2], without, named[1::2], strict=False) for text in three]
+    return tuple(sentences.values())[:wanted], tuple(passages)[:wanted]
 
 
 def _make_sentence(text: str, number: int, generator: random.Random) -> dict[str, object]:
@@ -100,12 +96,6 @@ def _make_similarity(text: str, number: int, generator: random.Random) -> dict[s
 def _make_question(passage: str, number: int) -> dict[str, object]:
     """Which name stands in back-quotes; every third passage has none."""
     match = QUOTED.search(passage)
-    answers: dict[str, list[object]] = {'text': [], 'answer_start': []}
-    if match:
-        answers = {'text': [match[2]], 'answer_start': [match.start(2)]}
-    return {
-        'id': f'demo-{number}',
-        'context': passage,
-        'question': 'Which name stands in back-quotes?',
-        'answers': answers,
-    }
+    answers = {'text': [match[2]] if match else [], 'answer_start': [match.start(2)] if match else []}
+    question = 'Which name stands in back-quotes?'
+    return {'id': f'demo-{number}', 'context': passage, 'question': question, 'answers': answers}

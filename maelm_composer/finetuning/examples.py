@@ -1,15 +1,15 @@
 """Examples -> token ids and targets: ``[CLS] A [SEP]``, ``[CLS] A [SEP] [SEP] B [SEP]`` (authors' code)."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from maelm_composer.config import SpanConfig
-from maelm_composer.finetuning.sources import SpanExample, TextExample
-from maelm_composer.finetuning.squad import Window, build_all_windows
+from maelm_composer.finetuning.sources import TextExample
+from maelm_composer.finetuning.squad import Window
 from maelm_composer.finetuning.tasks import MAX_SIMILARITY, REGRESSION, Task
 
 SPECIALS_OF_PAIR = 4
@@ -26,6 +26,10 @@ class Inputs:
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(ids) for ids in self.input_ids]
 
 
 def encode_texts(examples: Sequence[TextExample], task: Task, tokenizer: Any, max_seq_len: int) -> Inputs:
@@ -44,29 +48,16 @@ def encode_texts(examples: Sequence[TextExample], task: Task, tokenizer: Any, ma
     return Inputs(rows, targets)
 
 
-def encode_windows(
-    examples: Sequence[SpanExample], tokenizer: Any, max_seq_len: int, span: SpanConfig
-) -> tuple[Inputs, int]:
-    """The training windows of questions, and how many questions were left out: their answer is not in their context."""
-    num_left_out = 0
-
-    def flatten() -> Iterator[Window]:  # one by one, as the offsets of a whole training set would fill the memory
-        nonlocal num_left_out
-        for windows in build_all_windows(examples, tokenizer, max_seq_len, span, is_training=True):
-            num_left_out += not windows
-            yield from windows
-
-    return stack_windows(flatten()), num_left_out
-
-
-def stack_windows(windows: Iterable[Window]) -> Inputs:
-    """What of the windows the model needs."""
-    rows, starts, targets = [], [], []
-    for window in windows:
-        rows.append(np.array(window.input_ids, np.int32))
-        starts.append(window.passage_start)
-        targets.append((window.start, window.end))
-    return Inputs(rows, np.array(targets, np.int64).reshape(-1, 2), np.array(starts, np.int64))
+def stack_windows(windows_of_examples: Iterable[list[Window]]) -> tuple[Inputs, int]:
+    """What of the windows the model needs, and how many examples have none: their answer is not in their context."""
+    rows, starts, targets, num_left_out = [], [], [], 0
+    for windows in windows_of_examples:  # one by one, as the offsets of a whole training set would fill the memory
+        num_left_out += not windows
+        for window in windows:
+            rows.append(np.array(window.input_ids, np.int32))
+            starts.append(window.passage_start)
+            targets.append((window.start, window.end))
+    return Inputs(rows, np.array(targets, np.int64).reshape(-1, 2), np.array(starts, np.int64)), num_left_out
 
 
 def fit_span(span: SpanConfig, max_seq_len: int) -> SpanConfig:

@@ -8,45 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 import yaml
 from torch import Tensor
-from transformers import (
-    MPNetForQuestionAnswering,
-    MPNetForSequenceClassification,
-    MPNetModel,
-    PretrainedConfig,
-    RobertaForQuestionAnswering,
-    RobertaForSequenceClassification,
-    RobertaModel,
-)
+from transformers import PretrainedConfig
 
-from maelm_composer.data.storage import join, read_file
+from maelm_composer.data.storage import read_file
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import (
     FINETUNED,
     PROGRESS,
-    RECIPE,
     RECORD,
     Checkpoint,
     find_checkpoint,
+    read_recipe,
     read_weights,
 )
 from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained
 from maelm_composer.finetuning.tasks import MAX_SIMILARITY, REGRESSION, SPAN
 from maelm_composer.model import modeling_maelm
 from maelm_composer.model.huggingface import export_encoder
+from maelm_composer.recipe import to_plain
 
-# By model type: the classes of an encoder, of a classifier or regressor, and of a span model.
-_CLASSES: dict[str, tuple[Any, Any, Any]] = {
-    'roberta': (RobertaModel, RobertaForSequenceClassification, RobertaForQuestionAnswering),
-    'mpnet': (MPNetModel, MPNetForSequenceClassification, MPNetForQuestionAnswering),
-    'maelm': (
-        modeling_maelm.MaelmModel,
-        modeling_maelm.MaelmForSequenceClassification,
-        modeling_maelm.MaelmForQuestionAnswering,
-    ),
-}
-_AUTO_CLASSES = ('AutoModel', 'AutoModelForSequenceClassification', 'AutoModelForQuestionAnswering')
+_PREFIXES = {'roberta': 'Roberta', 'mpnet': 'MPNet', 'maelm': 'Maelm'}  # of class names, by model type
+_ENCODER, _CLASSIFIER, _SPAN = 'Model', 'ForSequenceClassification', 'ForQuestionAnswering'  # what follows them
 _FIRST_TOKEN_HEAD = {'dense': 'classifier.dense', 'output': 'classifier.out_proj'}
 _SPAN_HEAD = {'output': 'qa_outputs'}
 
@@ -96,9 +81,9 @@ def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], he
     tokenizer = pretrained.tokenizer
     config, weights = export_encoder(pretrained.config, pretrained.encoder.state_dict(), int(tokenizer.pad_token_id))
     config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
-    encoder_class, classifier_class, span_class = _CLASSES[config.model_type]
-    kind = description.get('kind')
-    model_class = span_class if kind == SPAN else classifier_class if description else encoder_class
+    kind, is_stock = description.get('kind'), config.model_type != 'maelm'
+    suffix = _SPAN if kind == SPAN else _CLASSIFIER if description else _ENCODER
+    model_class = getattr(transformers if is_stock else modeling_maelm, _PREFIXES[config.model_type] + suffix)
     if description:
         _describe_labels(config, description)
         weights = {f'{model_class.base_model_prefix}.{name}': value for name, value in weights.items()}
@@ -107,22 +92,24 @@ def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], he
         if kind == REGRESSION:  # trained on [0, 1]; whoever calls the model expects the data's own scale
             for part in ('weight', 'bias'):
                 weights[f'classifier.out_proj.{part}'] = weights[f'classifier.out_proj.{part}'] * MAX_SIMILARITY
-    if config.model_type == 'maelm':
+    if not is_stock:
         module = Path(modeling_maelm.__file__).stem
-        names = [model.__name__ for model in _CLASSES['maelm']]
-        config.auto_map = {'AutoConfig': f'{module}.MaelmConfig'} | {
-            auto: f'{module}.{name}' for auto, name in zip(_AUTO_CLASSES, names, strict=True)
-        }
+        config.auto_map = {_name_auto(s): f'{module}.Maelm{s}' for s in (_ENCODER, _CLASSIFIER, _SPAN)}
+        config.auto_map['AutoConfig'] = f'{module}.MaelmConfig'
     with torch.device('meta'):  # every number comes from the checkpoint
         model = model_class(config) if description else model_class(config, add_pooling_layer=False)
     model.load_state_dict(weights, assign=True)
     return model
 
 
+def _name_auto(class_name: str) -> str:
+    """The Auto class that loads it."""
+    return 'AutoModel' + (class_name[class_name.index('For') :] if 'For' in class_name else '')
+
+
 def _describe_labels(config: PretrainedConfig, description: Mapping[str, Any]) -> None:
-    names = description['label_names']
     config.finetuning_task = description['task']
-    if names:
+    if names := description['label_names']:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: i for i, name in enumerate(names)}
         config.problem_type = 'single_label_classification'
@@ -135,7 +122,7 @@ def write_card(found: Checkpoint, pretrained: Pretrained, description: Mapping[s
     """README.md: what the model is, how to load it, its recipe, data and results, as far as they are recorded."""
     is_stock = not class_name.startswith('Maelm')
     task = description.get('task')
-    auto = 'AutoModel' if task is None else f'AutoModel{class_name[class_name.index("For") :]}'
+    auto = _name_auto(class_name)
     trust = '' if is_stock else ', trust_remote_code=True'
     identity, config = pretrained.identity, pretrained.config
     assert config is not None
@@ -176,12 +163,11 @@ def write_card(found: Checkpoint, pretrained: Pretrained, description: Mapping[s
         '',
         *_describe_results(found, record),
     ]
+    recipe = {'model': description.get('config')}
     if found.run is not None:
-        recipe = yaml.safe_load(read_file(join(found.run, RECIPE)) or b'')
+        recipe = to_plain(read_recipe(found))
         for private in ('run_name', 'save_folder', 'data'):  # paths and buckets of whoever trained it
             recipe.pop(private)
-    else:
-        recipe = {'model': description['config']}
     return '\n'.join([*lines, '## Recipe', '', '```yaml', yaml.safe_dump(recipe, sort_keys=False).rstrip(), '```', ''])
 
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import mean
 
 import numpy as np
 import torch
@@ -25,11 +26,13 @@ from maelm_composer.training.optimizer import build_optimizer, linear_warmup_and
 
 EVAL_BATCH_SIZE = 64
 STEPS_BETWEEN_CHECKS = 50  # of the losses: reading one waits for the device
+OPTIMIZER_SETTINGS = ('learning_rate', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay')
 
 
 @dataclass(frozen=True)
 class FitReport:
     steps: int
+    train_loss: float  # mean over the last epoch's batches
     training_seconds: float  # batches, forward, backward, optimizer; evaluation is off the clock
     padded_share: float  # of all positions that training computed
 
@@ -42,31 +45,32 @@ def fit(
     evaluate: Callable[[int], None],
     observe: Callable[[int], None] | None = None,
 ) -> FitReport:
-    """Train for ``config.max_epochs``; call ``evaluate(step)`` when the evaluation protocol says so.
+    """Train for ``config.max_epochs``; the order of the rows and dropout depend on ``config.seed`` alone.
 
-    ``observe(epoch)``, if given, is called before the first epoch and after each; both are off the clock.
-
-    The order of the rows and dropout depend on ``config.seed`` alone.
+    Args:
+        evaluate: called with the step when the evaluation protocol says so; off the clock.
+        observe: called with the epochs done, before the first and after each; off the clock.
 
     Raises:
         InputError: a loss is not finite; the step is named.
     """
     device = next(model.parameters()).device
-    lengths = [len(ids) for ids in inputs.input_ids]
     steps_per_epoch = math.ceil(len(inputs) / config.batch_size)
     steps = steps_per_epoch * config.max_epochs
     evaluation_steps = plan_evaluations(config.evaluation, steps_per_epoch, config.max_epochs)
-    optimizer = build_optimizer(model.parameters(), _optimizer_config(config))
+    settings = {name: getattr(config, name) for name in OPTIMIZER_SETTINGS}
+    optimizer = build_optimizer(model.parameters(), OptimizerConfig(**settings))
     schedule = LambdaLR(optimizer, linear_warmup_and_decay(round(config.warmup_proportion * steps), steps))
-    epochs = [order_by_length(lengths, config.batch_size, config.seed, epoch) for epoch in range(config.max_epochs)]
+    lengths, epochs = inputs.lengths, range(config.max_epochs)
+    batches = [rows for epoch in epochs for rows in order_by_length(lengths, config.batch_size, config.seed, epoch)]
     torch.manual_seed(config.seed)
-    losses: list[Tensor] = []
+    losses: list[float] = []
+    unread: list[Tensor] = []
     if observe is not None:
         observe(0)
     seconds, start = 0.0, time.perf_counter()
     model.train()
-    batches = (rows for epoch in epochs for rows in epoch)
-    for step, rows in enumerate(tqdm(batches, total=steps, disable=None, leave=False, unit=' steps'), start=1):
+    for step, rows in enumerate(tqdm(batches, disable=None, leave=False, unit=' steps'), start=1):
         batch = {name: value.to(device, non_blocking=True) for name, value in collate(inputs, rows, pad_id).items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision is Precision.bf16):
             scores = model(batch)
@@ -77,12 +81,14 @@ def fit(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-        if len(losses) == STEPS_BETWEEN_CHECKS or step in evaluation_steps:
-            _assert_finite(losses, step)
-            losses.clear()
+        unread.append(loss.detach())
         ends_epoch = observe is not None and step % steps_per_epoch == 0
-        if step in evaluation_steps or ends_epoch:
+        is_pause = step in evaluation_steps or ends_epoch
+        # Before a pause also for the clock: it waits for the device.
+        if len(unread) == STEPS_BETWEEN_CHECKS or is_pause:
+            losses += _read_losses(unread, step)
+            unread.clear()
+        if is_pause:
             seconds += time.perf_counter() - start
             if step in evaluation_steps:
                 evaluate(step)
@@ -90,7 +96,7 @@ def fit(
                 observe(step // steps_per_epoch)
             model.train()
             start = time.perf_counter()
-    return FitReport(steps, seconds, measure_padding(lengths, [rows for epoch in epochs for rows in epoch]))
+    return FitReport(steps, mean(losses[-steps_per_epoch:]), seconds, measure_padding(lengths, batches))
 
 
 def plan_evaluations(protocol: EvaluationProtocol, steps_per_epoch: int, epochs: int) -> set[int]:
@@ -108,8 +114,7 @@ def predict(model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id
     device = next(model.parameters()).device
     model.eval()
     scores: list[np.ndarray] = [np.empty(0)] * len(inputs)
-    lengths = [len(ids) for ids in inputs.input_ids]
-    for rows in sort_for_evaluation(lengths, EVAL_BATCH_SIZE):
+    for rows in sort_for_evaluation(inputs.lengths, EVAL_BATCH_SIZE):
         batch = {name: value.to(device) for name, value in collate(inputs, rows, pad_id).items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
             outputs = model(batch)
@@ -118,18 +123,9 @@ def predict(model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id
     return scores
 
 
-def _assert_finite(losses: list[Tensor], step: int) -> None:
-    is_finite = torch.stack(losses).isfinite().tolist()
-    if not all(is_finite):
-        wrong = step - len(losses) + 1 + is_finite.index(False)
-        raise InputError(f'the loss is not finite at step {wrong}: try a smaller learning_rate or precision=fp32')
-
-
-def _optimizer_config(config: FinetuningConfig) -> OptimizerConfig:
-    return OptimizerConfig(
-        learning_rate=config.learning_rate,
-        adam_beta1=config.adam_beta1,
-        adam_beta2=config.adam_beta2,
-        adam_eps=config.adam_eps,
-        weight_decay=config.weight_decay,
-    )
+def _read_losses(unread: list[Tensor], step: int) -> list[float]:
+    losses: list[float] = torch.stack(unread).tolist()
+    for number, loss in enumerate(losses, start=step - len(losses) + 1):
+        if not math.isfinite(loss):
+            raise InputError(f'the loss is not finite at step {number}: try a smaller learning_rate or precision=fp32')
+    return losses

@@ -40,8 +40,6 @@ class SpanHead(nn.Module):
 
 
 class FinetuningModel(nn.Module):
-    """``encoder`` and ``head``."""
-
     def __init__(self, encoder: nn.Module, hidden_size: int, task: Task, dropout: float, seed: int) -> None:
         """``seed`` is that of the head's weights, torch's default ones for classes and numbers."""
         super().__init__()

@@ -1,8 +1,4 @@
-"""An encoder to start from: one of our own checkpoints, or any encoder of Hugging Face.
-
-Ours are a run folder of pretraining (its newest checkpoint), one checkpoint in it, both local or s3://, or the folder
-of a fine-tuned model. Only the encoder's weights are read.
-"""
+"""An encoder to start from: one of our own checkpoints, of which only the encoder is read, or any of Hugging Face."""
 
 import contextlib
 import dataclasses
@@ -36,16 +32,11 @@ from maelm_composer.finetuning.checkpoint import (
     read_weights,
 )
 from maelm_composer.model.encoder import Encoder
-from maelm_composer.model.huggingface import (
-    POOLER,
-    HuggingFaceEncoder,
-    find_obstacle,
-    import_encoder,
-    position_offset,
-)
+from maelm_composer.model.huggingface import POOLER, HuggingFaceEncoder, find_obstacle, import_encoder, position_offset
 from maelm_composer.model.modeling_maelm import MaelmConfig, MaelmModel
 
 ENCODER = 'encoder.'
+ORIGIN = ('run_name', 'samples', 'recipe_hash', 'training_seconds')  # of the pretraining
 _HUB_NAME = re.compile(r'[\w-][\w.-]*(/[\w-][\w.-]*)?')
 _DROPOUTS = {
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'dropout', 'attention_dropout'),
@@ -62,7 +53,7 @@ class Pretrained:
     max_seq_len: int
     vocab_size: int
     tokenizer: PreTrainedTokenizerFast  # reads raw text: what spells a special token is ordinary text
-    identity: dict[str, Any]  # uri, hash, run_name, samples, recipe_hash, training_seconds, implementation
+    identity: dict[str, Any]  # uri, hash, implementation, and of :data:`ORIGIN` what is known, else None
     config: ModelConfig | None  # None: computed by Hugging Face's own class
 
 
@@ -89,21 +80,14 @@ def load_pretrained(
     config = read_model_config(found)
     if dropout is not None:
         config = dataclasses.replace(config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    tokenizer = read_tokenizer(found, config)
+    tokenizer = _read_tokenizer(found, config)
     weights, digest = read_weights(found, ENCODER)
     encoder = build_encoder(config, weights, checkpoint)
-    return Pretrained(
-        encoder=encoder,
-        hidden_size=config.hidden_size,
-        max_seq_len=config.max_seq_len,
-        vocab_size=config.vocab_size,
-        tokenizer=tokenizer,
-        identity=_identify(found, digest),
-        config=config,
-    )
+    identity = _identify(found.uri, digest, _read_origin(found))
+    return Pretrained(encoder, config.hidden_size, config.max_seq_len, config.vocab_size, tokenizer, identity, config)
 
 
-def read_tokenizer(checkpoint: Checkpoint, config: ModelConfig) -> PreTrainedTokenizerFast:
+def _read_tokenizer(checkpoint: Checkpoint, config: ModelConfig) -> PreTrainedTokenizerFast:
     """The run's own; of a run from before there was one, that of its data, where it still is."""
     folder = checkpoint.tokenizer
     names = list_names(folder)
@@ -182,39 +166,23 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         config, ours = import_encoder(theirs, weights)
         encoder = build_encoder(config, ours, name)
     rows = getattr(theirs, 'max_position_embeddings', None) or tokenizer.model_max_length
-    return Pretrained(
-        encoder=encoder,
-        hidden_size=theirs.hidden_size,
-        max_seq_len=int(rows) - position_offset(theirs),
-        vocab_size=theirs.vocab_size,
-        tokenizer=_set_to_raw_text(tokenizer),
-        identity={
-            'uri': name,
-            'hash': _hash_tensors(weights),
-            'run_name': None,
-            'samples': None,
-            'recipe_hash': None,
-            'training_seconds': None,
-            'implementation': 'huggingface' if config is None else 'ours',
-        },
-        config=config,
-    )
+    max_seq_len = int(rows) - position_offset(theirs)
+    identity = _identify(name, _hash_tensors(weights), {}, 'huggingface' if config is None else 'ours')
+    tokenizer = _set_to_raw_text(tokenizer)
+    return Pretrained(encoder, theirs.hidden_size, max_seq_len, theirs.vocab_size, tokenizer, identity, config)
 
 
-def _identify(checkpoint: Checkpoint, digest: str) -> dict[str, Any]:
-    identity = {'uri': checkpoint.uri, 'hash': digest}
+def _identify(uri: str, digest: str, origin: Mapping[str, Any], implementation: str = 'ours') -> dict[str, Any]:
+    known = {name: origin.get(name) for name in ORIGIN}
+    return {'uri': uri, 'hash': digest, **known, 'implementation': implementation}
+
+
+def _read_origin(checkpoint: Checkpoint) -> dict[str, Any]:
     if checkpoint.run is None:  # where it was fine-tuned from
-        origin = checkpoint.read_json(FINETUNED).get('checkpoint', {})
-        names = ('run_name', 'samples', 'recipe_hash', 'training_seconds')
-        return identity | {name: origin.get(name) for name in names} | {'implementation': 'ours'}
-    record, progress = checkpoint.read_json(RECORD), checkpoint.read_json(PROGRESS)
-    return identity | {
-        'run_name': record.get('run_name'),
-        'samples': progress.get('samples'),
-        'recipe_hash': record.get('provenance', {}).get('recipe_hash'),
-        'training_seconds': progress.get('training_seconds'),
-        'implementation': 'ours',
-    }
+        return checkpoint.read_json(FINETUNED).get('checkpoint', {})
+    record = checkpoint.read_json(RECORD)
+    recipe_hash = record.get('provenance', {}).get('recipe_hash')
+    return checkpoint.read_json(PROGRESS) | {'run_name': record.get('run_name'), 'recipe_hash': recipe_hash}
 
 
 def _set_dropout(name: str, config: PretrainedConfig, dropout: float) -> None:

@@ -1,7 +1,9 @@
 """The rank of an encoder's last hidden states while it is fine-tuned (Table 3, Figure 5)."""
 
+import math
 from collections.abc import Collection, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -10,23 +12,15 @@ from maelm_composer.finetuning.batching import collate, sort_for_evaluation
 from maelm_composer.finetuning.examples import Inputs
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE
 
+MAX_TOKENS = 2**18  # hundreds for each dimension; all of SQuAD's windows would take longer than the fine-tuning
 
-class RankCurve:
-    """Effective rank of the last layer over the dev inputs, epoch by epoch; in fp32, as after pretraining.
 
-    PAPER-SILENT: over which tokens, and how often. Here the real tokens of the first dev set, before the first epoch
-    and after each.
-    """
-
-    def __init__(self, encoder: nn.Module, inputs: Inputs, special_ids: Collection[int], pad_id: int) -> None:
-        self.encoder, self.inputs, self.special_ids, self.pad_id = encoder, inputs, special_ids, pad_id
-        self.points: list[dict[str, int]] = []
-
-    def measure(self, epoch: int) -> None:
-        """Add the rank after so many epochs; takes no random number, so training goes on as without it."""
-        lengths = [len(ids) for ids in self.inputs.input_ids]
-        batches = (collate(self.inputs, rows, self.pad_id) for rows in sort_for_evaluation(lengths, EVAL_BATCH_SIZE))
-        self.points.append({'epoch': epoch, 'effective_rank': rank_of_encoder(self.encoder, batches, self.special_ids)})
+def rank_of_inputs(encoder: nn.Module, inputs: Inputs, special_ids: Collection[int], pad_id: int) -> int:
+    """As :func:`rank_of_encoder`, over every k-th row, at most ``MAX_TOKENS``; in fp32, as after pretraining."""
+    lengths = np.asarray(inputs.lengths)
+    chosen = np.arange(0, len(lengths), math.ceil(lengths.sum() / MAX_TOKENS))
+    batches = (chosen[rows] for rows in sort_for_evaluation(lengths[chosen], EVAL_BATCH_SIZE))
+    return rank_of_encoder(encoder, (collate(inputs, rows, pad_id) for rows in batches), special_ids)
 
 
 @torch.inference_mode()
@@ -36,7 +30,7 @@ def rank_of_encoder(
     special_ids: Collection[int],
     threshold: float = THRESHOLD,
 ) -> int:
-    """Effective rank of the real tokens' last hidden states, without [MASK].
+    """Effective rank of the real tokens' last hidden states, without [MASK]; takes no random number.
 
     Args:
         encoder: on any device; its mode is left as it was.

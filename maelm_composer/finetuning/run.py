@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from maelm_composer.config import FinetuningConfig
 from maelm_composer.data.storage import is_s3
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.evaluation import Evaluator, Result, build_evaluator
-from maelm_composer.finetuning.examples import encode_texts, encode_windows, fit_span
+from maelm_composer.finetuning.evaluation import Evaluator, Result
+from maelm_composer.finetuning.examples import encode_texts, fit_span, stack_windows
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.finetuning.pretrained import load_pretrained
-from maelm_composer.finetuning.rank_curve import RankCurve
+from maelm_composer.finetuning.rank_curve import rank_of_inputs
 from maelm_composer.finetuning.saved_model import save_model
 from maelm_composer.finetuning.sources import load_task_data
+from maelm_composer.finetuning.squad import build_windows
 from maelm_composer.finetuning.tasks import SPAN, Task, find_task
 from maelm_composer.recipe import to_plain
 from maelm_composer.records import collect_provenance, write_json, write_text
@@ -50,6 +52,23 @@ def run_key(config: FinetuningConfig, identity: dict[str, Any], data_hash: str) 
     }
     digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
     return f'{config.task}-{digest[:KEY_LENGTH]}'
+
+
+def describe_run(config: FinetuningConfig, key: str, identity: dict[str, Any], data_hash: str) -> dict[str, Any]:
+    """What the record of a run says however it ended; ``identity`` and ``data_hash`` as in :func:`run_key`."""
+    return {
+        'kind': 'finetuning',
+        'key': key,
+        'status': 'finished',
+        'error': None,
+        'task': config.task,
+        'seed': config.seed,
+        'point': describe_point(config),
+        'protocol': describe_protocol(config),
+        'checkpoint': identity,
+        'data_hash': data_hash,
+        'provenance': collect_provenance(config),
+    }
 
 
 def describe_point(config: FinetuningConfig) -> dict[str, Any]:
@@ -83,51 +102,50 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
     if config.saves_model and pretrained.config is None:
         raise InputError(f'saves_model needs an encoder of ours: {config.checkpoint} cannot be imported as one')
     key = run_key(config, pretrained.identity, data.hash)
-    record = read_record(folder / f'{key}.json')
-    if record is not None and not (config.saves_model and not (folder / key).exists()):
+    if (record := find_finished(config, key)) is not None:
         return record
 
     keep_freed_memory()
     max_seq_len = min(config.max_seq_len, pretrained.max_seq_len)
-    span, tokenizer = fit_span(config.span, max_seq_len), pretrained.tokenizer
-    num_left_out = 0
+    span, tokenizer, num_left_out = fit_span(config.span, max_seq_len), pretrained.tokenizer, 0
     if task.kind == SPAN:
-        inputs, num_left_out = encode_windows(data.train, tokenizer, max_seq_len, span)
+        windows = build_windows(data.train, tokenizer, max_seq_len, span, is_training=True)
+        inputs, num_left_out = stack_windows(windows)
     else:
         inputs = encode_texts(data.train, task, tokenizer, max_seq_len)
-    evaluator = build_evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
+    evaluator = Evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
     model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, config.dropout, config.seed)
     model.to(find_device())
     best = _Best(task, evaluator, model, keeps_weights=config.saves_model)
     dev_inputs = evaluator.inputs[task.eval_splits[0]]
     specials = (tokenizer.cls_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id)
-    curve = RankCurve(model.encoder, dev_inputs, specials, tokenizer.pad_token_id)
-    observe = curve.measure if config.measures_rank else None
-    report = fit(model, inputs, config, tokenizer.pad_token_id, best.evaluate, observe)
+    rank_curve: list[dict[str, int]] = []
+
+    # PAPER-SILENT: the rank over which tokens, and how often. Here the real tokens of the first dev set, every epoch.
+    def observe(epoch: int) -> None:
+        rank = rank_of_inputs(model.encoder, dev_inputs, specials, tokenizer.pad_token_id)
+        rank_curve.append({'epoch': epoch, 'effective_rank': rank})
+
+    watch = observe if config.measures_rank else None
+    report = fit(model, inputs, config, tokenizer.pad_token_id, best.evaluate, watch)
 
     assert best.result is not None
     if config.saves_model:
         save_model(folder / key, best.weights, pretrained, task)
-    plain = describe_protocol(config) | {'max_seq_len': max_seq_len}
-    record = {
-        'kind': 'finetuning',
-        'key': key,
-        'status': 'finished',
-        'error': None,
-        'task': task.name,
-        'seed': config.seed,
-        'point': describe_point(config),
-        'protocol': plain | ({'span': dataclasses.asdict(span)} if task.kind == SPAN else {}),
-        'checkpoint': pretrained.identity,
-        'data_hash': data.hash,
+    protocol = describe_protocol(config) | {'max_seq_len': max_seq_len}
+    if task.kind == SPAN:
+        protocol['span'] = dataclasses.asdict(span)
+    record = describe_run(config, key, pretrained.identity, data.hash) | {
+        'protocol': protocol,
         'metrics': best.result.metrics,
         'score': best.result.metrics[task.metric],
         'baseline': evaluator.score_constant(),
         'evaluations': best.history,
         'best_step': best.step,
-        'effective_rank': curve.points[-1]['effective_rank'] if curve.points else None,  # of the last weights
-        'rank_curve': curve.points,
+        'effective_rank': rank_curve[-1]['effective_rank'] if rank_curve else None,  # of the last weights
+        'rank_curve': rank_curve,
         'steps': report.steps,
+        'train_loss': report.train_loss,
         'train_examples': len(data.train) - num_left_out,
         'answers_not_in_context': num_left_out,
         'padded_share': report.padded_share,
@@ -136,7 +154,6 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
         'evaluation_seconds': best.seconds,
         'device_hours': (report.training_seconds + best.seconds) / 3600,
         'device': name_device(),
-        'provenance': collect_provenance(config),
     }
     lines = [json.dumps(prediction, ensure_ascii=False) for prediction in best.result.predictions]
     write_text(folder / f'{key}.predictions.jsonl', '\n'.join(lines) + '\n')
@@ -144,10 +161,17 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
     return record
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """The record of a run that finished, or None."""
+def find_finished(config: FinetuningConfig, key: str) -> dict[str, Any] | None:
+    """The record of a run that finished and left all that ``config`` asks for, or None.
+
+    Raises:
+        InputError: a file that is no JSON.
+    """
+    path = Path(config.save_folder, f'{key}.json')
+    if config.saves_model and not path.with_suffix('').exists():
+        return None
     try:
-        record = json.loads(path.read_text(encoding='utf-8'))
+        record: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -174,16 +198,19 @@ def summarize(record: dict[str, Any], save_folder: str) -> str:
     return '\n'.join(lines)
 
 
+@dataclass
 class _Best:
     """The best evaluation of a run so far; of equals the first."""
 
-    def __init__(self, task: Task, evaluator: Evaluator, model: FinetuningModel, keeps_weights: bool) -> None:
-        self.task, self.evaluator, self.model, self.keeps_weights = task, evaluator, model, keeps_weights
-        self.result: Result | None = None
-        self.step = 0
-        self.seconds = 0.0
-        self.history: list[dict[str, float]] = []
-        self.weights: dict[str, torch.Tensor] = {}
+    task: Task
+    evaluator: Evaluator
+    model: FinetuningModel
+    keeps_weights: bool
+    result: Result | None = None
+    step: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def evaluate(self, step: int) -> None:
         start = time.perf_counter()
@@ -192,6 +219,6 @@ class _Best:
         if self.result is None or score > self.result.metrics[self.task.metric]:
             self.result, self.step = result, step
             if self.keeps_weights:
-                self.weights = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
+                self.weights = {name: value.to('cpu', copy=True) for name, value in self.model.state_dict().items()}
         self.history.append({'step': step, 'score': score})
         self.seconds += time.perf_counter() - start

@@ -3,11 +3,10 @@
 ::
 
     model.safetensors   encoder.* and head.*
-    finetuned.json      config (of the encoder), task, kind, label_names
+    finetuned.json      config (of the encoder), task, kind, label_names, checkpoint (what it was fine-tuned from)
     tokenizer/
 """
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,18 +14,16 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from maelm_composer.finetuning.checkpoint import FINETUNED, TOKENIZER, WEIGHTS
 from maelm_composer.finetuning.pretrained import Pretrained
 from maelm_composer.finetuning.tasks import Task
 from maelm_composer.recipe import to_plain
-
-WEIGHTS, DESCRIPTION, TOKENIZER = 'model.safetensors', 'finetuned.json', 'tokenizer'
+from maelm_composer.records import write_json
 
 
 def save_model(folder: Path, weights: dict[str, Tensor], pretrained: Pretrained, task: Task) -> None:
     """Write ``folder`` whole or not at all."""
     staged = folder.with_name(f'.{folder.name}.{os.getpid()}')
-    staged.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in weights.items()}, staged / WEIGHTS, {'format': 'pt'})
     description = {
         'config': to_plain(pretrained.config),
         'task': task.name,
@@ -34,7 +31,8 @@ def save_model(folder: Path, weights: dict[str, Tensor], pretrained: Pretrained,
         'label_names': list(task.label_names),
         'checkpoint': pretrained.identity,
     }
-    (staged / DESCRIPTION).write_text(json.dumps(description, indent=2) + '\n', encoding='utf-8')
+    write_json(staged / FINETUNED, description)
+    save_file({name: value.contiguous() for name, value in weights.items()}, staged / WEIGHTS, {'format': 'pt'})
     pretrained.tokenizer.save_pretrained(staged / TOKENIZER)
     shutil.rmtree(folder, ignore_errors=True)
     staged.rename(folder)

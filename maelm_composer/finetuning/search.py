@@ -5,14 +5,12 @@ A run is a :class:`FinetuningConfig` whose task, point and seed are set; a recor
 
 import dataclasses
 import itertools
-import json
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from maelm_composer.config import FinetuningConfig, SearchSpace, SelectionProtocol
+from maelm_composer.config import EvaluationProtocol, FinetuningConfig, SearchSpace, SelectionProtocol
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.tasks import GLUE, Task, find_task
 from maelm_composer.statistics import Summary, summarize
@@ -44,7 +42,7 @@ class TaskResult:
     task: Task
     point: Point | None  # the selected one; None: no run of the grid finished
     records: list[Record]  # of the selected point, one a seed, finished
-    num_finished: int  # runs, of all points
+    finished: list[Record]  # of all points
     num_planned: int
 
     @property
@@ -102,11 +100,7 @@ def plan_grid(config: FinetuningConfig, task: Task) -> list[FinetuningConfig]:
 
 
 def plan_repeats(config: FinetuningConfig, task: Task, records: Sequence[Record]) -> list[FinetuningConfig]:
-    """The runs to end with: the best point on the other seeds.
-
-    Args:
-        records: of the grid; none finished: there is nothing to repeat.
-    """
+    """The runs to end with: the best point of the grid's ``records`` on the other seeds; none where none finished."""
     point = select_point(records)
     if point is None or config.sweep.selection is SelectionProtocol.full_grid:
         return []
@@ -121,6 +115,11 @@ def count_runs(config: FinetuningConfig, task: Task) -> int:
             return points + seeds - 1
         case SelectionProtocol.full_grid:
             return points * seeds
+
+
+def count_evaluations(config: FinetuningConfig, epochs: float) -> float:
+    """How often a run of so many epochs goes through the dev set."""
+    return 1 if config.evaluation is EvaluationProtocol.final else 2 * epochs
 
 
 def select_point(records: Sequence[Record]) -> Point | None:
@@ -140,32 +139,13 @@ def select_point(records: Sequence[Record]) -> Point | None:
 
 def conclude(config: FinetuningConfig, task: Task, records: Sequence[Record]) -> TaskResult:
     """What the records of one task's search come to."""
-    finished = [record for record in records if record['status'] == 'finished']
-    candidates = finished
+    finished = candidates = [record for record in records if record['status'] == 'finished']
     if config.sweep.selection is SelectionProtocol.grid_on_one_seed:
         candidates = [record for record in finished if record['seed'] == config.sweep.seeds[0]]
     point = select_point(candidates)
-    chosen = sorted(
-        (r for r in finished if Point(**r['point']) == point), key=lambda r: config.sweep.seeds.index(r['seed'])
-    )
-    return TaskResult(task, point, chosen, len(finished), count_runs(config, task))
-
-
-def load_records(folder: str | Path) -> list[Record]:
-    """Every record of fine-tuning in ``folder``, finished or failed, by key.
-
-    Raises:
-        InputError: a file that is no JSON.
-    """
-    records = []
-    for path in sorted(Path(folder).glob('*.json')):
-        try:
-            record = json.loads(path.read_text(encoding='utf-8'))
-        except ValueError as error:
-            raise InputError(f'{path} is not a record ({error}): remove it') from None
-        if isinstance(record, dict) and record.get('kind') == 'finetuning':
-            records.append(record)
-    return records
+    chosen = [record for record in finished if Point(**record['point']) == point]
+    chosen.sort(key=lambda record: config.sweep.seeds.index(record['seed']))
+    return TaskResult(task, point, chosen, finished, count_runs(config, task))
 
 
 def _configure(config: FinetuningConfig, task: Task, point: Point, seed: int) -> FinetuningConfig:

@@ -3,19 +3,23 @@
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
-import pyarrow.compute
 import pyarrow.parquet
 
 from maelm_composer.config import TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.demo_tasks import make_demo_tables
 from maelm_composer.finetuning.tasks import CLASSIFICATION, MAX_SIMILARITY, REGRESSION, SPAN, Task
+
+# What a column must hold: in words, and the types that are that.
+TEXT = 'text', pyarrow.types.is_string, pyarrow.types.is_large_string
+NUMBERS = 'numbers', pyarrow.types.is_integer, pyarrow.types.is_floating
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,9 @@ class SpanExample:
     answer_starts: tuple[int, ...]  # characters of the context
 
 
-Example = TextExample | SpanExample
-
-
 @dataclass(frozen=True)
 class TaskData:
-    train: list[Any]  # of Example
+    train: list[Any]  # of TextExample or SpanExample
     evaluation: dict[str, list[Any]]  # by evaluation split
     hash: str  # SHA-256 (hex) of every row used
 
@@ -99,7 +100,7 @@ def sample_evenly(rows: list[Any], count: int) -> list[Any]:
     return [rows[i] for i in sorted(chosen)]
 
 
-def _serialize(row: Example) -> bytes:
+def _serialize(row: TextExample | SpanExample) -> bytes:
     return json.dumps(tuple(vars(row).values()), ensure_ascii=False).encode(errors='surrogatepass')
 
 
@@ -143,40 +144,31 @@ def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
 
 def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
     """Rows of a table with the Hub's columns; ``where`` names it in what is raised."""
-    answer_column = 'answers' if task.kind == SPAN else 'label'
-    columns = {name: _take_column(table, name, where) for name in (*task.text_columns, answer_column)}
     if table.num_rows == 0:
         raise InputError(f'{where}: holds no rows')
-    texts = [_as_texts(columns[name], name, where) for name in task.text_columns]
+    texts = [_take_column(table, name, where, *TEXT).to_pylist() for name in task.text_columns]
     if task.kind == SPAN:
-        ids = _as_texts(_take_column(table, 'id', where), 'id', where)
-        answers = [_as_answers(answer, where) for answer in columns['answers'].to_pylist()]
+        ids = _take_column(table, 'id', where, *TEXT).to_pylist()
+        answers = [_as_answers(answer, where) for answer in _take_column(table, 'answers', where).to_pylist()]
         return [SpanExample(*row, *answer) for *row, answer in zip(ids, *texts, answers, strict=True)]
-    labels = _as_labels(task, columns['label'], where)
+    labels = _as_labels(task, _take_column(table, 'label', where, *NUMBERS), where)
     numbers = table.column('idx').to_pylist() if 'idx' in table.column_names else range(table.num_rows)
-    return [
-        TextExample(str(i), row, label) for i, row, label in zip(numbers, zip(*texts, strict=True), labels, strict=True)
-    ]
+    return [TextExample(str(i), tuple(row), label) for i, label, *row in zip(numbers, labels, *texts, strict=True)]
 
 
-def _take_column(table: pyarrow.Table, name: str, where: str) -> pyarrow.ChunkedArray:
+def _take_column(
+    table: pyarrow.Table, name: str, where: str, wanted: str = '', *is_wanted: Callable[[pyarrow.DataType], bool]
+) -> pyarrow.ChunkedArray:
     if name not in table.column_names:
         raise InputError(f'{where}: no column {name!r} (it has: {", ".join(table.column_names)})')
-    return table.column(name)
-
-
-def _as_texts(column: pyarrow.ChunkedArray, name: str, where: str) -> list[str]:
-    if not (pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)) or column.null_count:
+    column = table.column(name)
+    if wanted and (column.null_count or not any(test(column.type) for test in is_wanted)):
         what = f'{column.null_count} empty cells' if column.null_count else str(column.type)
-        raise InputError(f'{where}: column {name!r} holds {what}, not text')
-    return column.to_pylist()
+        raise InputError(f'{where}: column {name!r} holds {what}, not {wanted}')
+    return column
 
 
 def _as_labels(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[Any]:
-    is_number = pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)
-    if not is_number or column.null_count:
-        what = f'{column.null_count} empty cells' if column.null_count else str(column.type)
-        raise InputError(f"{where}: column 'label' holds {what}, not numbers")
     values = column.to_numpy().astype(float)
     high = MAX_SIMILARITY if task.kind == REGRESSION else len(task.label_names) - 1
     is_wrong = ~((values >= 0) & (values <= high))

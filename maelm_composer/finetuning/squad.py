@@ -8,34 +8,16 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from maelm_composer.config import SpanConfig
 from maelm_composer.errors import InputError
+from maelm_composer.finetuning.sources import SpanExample
 
 NEAR = 20  # characters between where an answer is said to start and where it is found
 TEXTS_AT_ONCE = 2048
-
-
-class AnswerNotInContext(ValueError):
-    """The text of an answer is not where it is said to be."""
-
-
-class SpanExample(Protocol):
-    """One question and what it is asked about; no answer where the two lists are empty."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def question(self) -> str: ...
-    @property
-    def context(self) -> str: ...
-    @property
-    def answers_text(self) -> Sequence[str]: ...
-    @property
-    def answer_starts(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
@@ -57,54 +39,30 @@ class EncodedText:
 
 
 def build_windows(
-    question: str,
-    context: str,
-    answers_text: Sequence[str],
-    answer_starts: Sequence[int],
-    tokenizer: Any,
-    max_seq_len: int,
-    span: SpanConfig,
-    is_training: bool,
-) -> list[Window]:
-    """``[CLS] question [SEP] [SEP] part of the passage [SEP]``, never longer than ``max_seq_len``.
-
-    Args:
-        answers_text: the first one is the target in training; none: no answer.
-        answer_starts: characters of ``context``.
-        tokenizer: a fast Hugging Face tokenizer.
-
-    Raises:
-        AnswerNotInContext: in training, and only there.
-        InputError: ``max_seq_len`` leaves no room for the passage.
-    """
-    texts = encode_texts([question, context], tokenizer)
-    answer = find_answer(context, answers_text, answer_starts, texts[context].offsets) if is_training else None
-    return _cut(texts[question], texts[context], answer, _special_ids(tokenizer), max_seq_len, span, is_training)
-
-
-def build_all_windows(
     examples: Sequence[SpanExample], tokenizer: Any, max_seq_len: int, span: SpanConfig, is_training: bool
 ) -> Iterator[list[Window]]:
-    """As :func:`build_windows`, example by example, each text tokenised once and many at a time: four times as fast.
+    """Example by example ``[CLS] question [SEP] [SEP] part of the passage [SEP]``, never longer than ``max_seq_len``.
 
-    In training an answer that is not in its context gives an empty list.
+    Args:
+        examples: the first answer is the target in training; none: no answer. One that is not in its context gives an
+            empty list.
+        tokenizer: a fast Hugging Face tokenizer; each text is tokenised once and many at a time: four times as fast.
+
+    Raises:
+        InputError: ``max_seq_len`` leaves no room for the passage.
     """
-    special_ids = _special_ids(tokenizer)
+    special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
     for first in range(0, len(examples), TEXTS_AT_ONCE):
         some = examples[first : first + TEXTS_AT_ONCE]
         texts = encode_texts([text for example in some for text in (example.question, example.context)], tokenizer)
         for example in some:
-            question, context = texts[example.question], texts[example.context]
-            try:
-                answer = (
-                    find_answer(example.context, example.answers_text, example.answer_starts, context.offsets)
-                    if is_training
-                    else None
-                )
-            except AnswerNotInContext:
-                yield []
-                continue
-            yield _cut(question, context, answer, special_ids, max_seq_len, span, is_training)
+            question, passage, answer = texts[example.question], texts[example.context], None
+            if is_training and example.answers_text:
+                answer = _find_answer(example, passage.offsets)
+                if answer is None:
+                    yield []
+                    continue
+            yield _cut(question, passage, answer, special_ids, max_seq_len, span, is_training)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Any) -> dict[str, EncodedText]:
@@ -114,35 +72,21 @@ def encode_texts(texts: Sequence[str], tokenizer: Any) -> dict[str, EncodedText]
     return {text: EncodedText(e.ids, e.offsets) for text, e in zip(unique, encodings, strict=True)}
 
 
-def _special_ids(tokenizer: Any) -> tuple[int, int]:
-    return tokenizer.cls_token_id, tokenizer.sep_token_id
+def _find_answer(example: SpanExample, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:
+    """First and last token (of the context, at ``offsets``) of the first answer, or None where it is not there.
 
-
-def find_answer(
-    context: str, answers_text: Sequence[str], answer_starts: Sequence[int], offsets: list[tuple[int, int]]
-) -> tuple[int, int] | None:
-    """First and last token of the first answer, or None where there is none; its white space may differ.
-
-    Args:
-        offsets: of the context's tokens.
-
-    Raises:
-        AnswerNotInContext
+    Its white space may differ from the context's.
     """
-    if not answers_text:
-        return None
-    text, start = answers_text[0], answer_starts[0]
-    words = text.split()
+    start, words = example.answer_starts[0], example.answers_text[0].split()
     pattern = r'\s+'.join(re.escape(word) for word in words)
-    found = [match.span() for match in re.finditer(pattern, context) if words and abs(match.start() - start) <= NEAR]
+    matches = re.finditer(pattern, example.context) if words else ()
+    found = [match.span() for match in matches if abs(match.start() - start) <= NEAR]
     if not found:
-        raise AnswerNotInContext(f'answer {text!r} is not at character {start} of its context')
+        return None
     begin, end = min(found, key=lambda place: abs(place[0] - start))
     first = bisect_right(offsets, begin, key=lambda offset: offset[1])
     last = bisect_left(offsets, end, key=lambda offset: offset[0]) - 1
-    if last < first:
-        raise AnswerNotInContext(f'no token holds answer {text!r}')
-    return first, last
+    return (first, last) if first <= last else None
 
 
 def _cut(
@@ -167,9 +111,10 @@ def _cut(
     windows = []
     for index, begin in enumerate(starts):
         end = min(begin + budget, length)
-        target = (0, 0)
+        shift, target = len(head) - begin, (0, 0)
         if answer is not None and begin <= answer[0] and answer[1] < end:
-            target = answer[0] - begin + len(head), answer[1] - begin + len(head)
+            target = answer[0] + shift, answer[1] + shift
+        is_best = [] if best is None else [*[False] * len(head), *(best[begin:end] == index).tolist(), False]
         windows.append(
             Window(
                 input_ids=[*head, *passage.input_ids[begin:end], sep],
@@ -177,9 +122,7 @@ def _cut(
                 start=target[0],
                 end=target[1],
                 offsets=[*[None] * len(head), *passage.offsets[begin:end], None],
-                is_best_context=[]
-                if best is None
-                else [*[False] * len(head), *(best[begin:end] == index).tolist(), False],
+                is_best_context=is_best,
             )
         )
     return windows
@@ -208,7 +151,7 @@ def predict_answers(
     end_logits: Sequence[np.ndarray],
     span: SpanConfig,
 ) -> list[dict[str, Any]]:
-    """The best texts of every question, each an exact slice of its context.
+    """The best text of every question, an exact slice of its context.
 
     Args:
         examples: their ``id`` and ``context`` are read.
@@ -216,9 +159,9 @@ def predict_answers(
         end_logits: the same.
 
     Returns:
-        For each example ``id``; ``text``, the best answer that is not "no answer" ('' where a passage has no tokens);
-        ``null_score_difference``, the score of "no answer" (the smallest over the windows) minus that of the text;
-        ``n_best``, up to ``span.n_best`` different texts with their scores.
+        For each example ``id``; ``prediction``, the best answer that is not "no answer" ('' where a passage has no
+        tokens); ``null_score_difference``, the score of "no answer" (the smallest over the windows) minus that of the
+        text.
 
     Raises:
         ValueError: the arrays are not as many as the windows, or hold NaN.
@@ -230,23 +173,25 @@ def predict_answers(
     for example, windows in zip(examples, windows_of_example, strict=True):
         rows = range(first, first + len(windows))
         first += len(windows)
-        nulls, candidates = [], []
+        nulls, found = [], []
         for window, row in zip(windows, rows, strict=True):
             start, end = start_logits[row][: len(window.input_ids)], end_logits[row][: len(window.input_ids)]
             nulls.append(float(start[0]) + float(end[0]))
-            candidates.append(_score_spans(window, start, end, span))
+            found.append(_find_best_text(example.context, window, start, end, span))
         null = float(np.min(nulls, initial=np.inf))  # NaN stays NaN
         if not np.isfinite(null):
             raise ValueError(f'question {example.id}: the score of "no answer" is {null}')
-        n_best = _rank_texts(example.context, windows, candidates, span.n_best)
+        text, score = max(found, key=lambda pair: pair[1])
         # Without any text the difference is to a score of 0; the text is empty, so nothing depends on it.
-        text, score = (n_best[0]['text'], n_best[0]['score']) if n_best else ('', 0.0)
-        predictions.append({'id': example.id, 'text': text, 'null_score_difference': null - score, 'n_best': n_best})
+        difference = null - score if text else null
+        predictions.append({'id': example.id, 'prediction': text, 'null_score_difference': difference})
     return predictions
 
 
-def _score_spans(window: Window, start: np.ndarray, end: np.ndarray, span: SpanConfig) -> tuple[np.ndarray, ...]:
-    """(spans,) starts, ends and scores of the allowed pairs of the ``n_best`` starts and ends."""
+def _find_best_text(
+    context: str, window: Window, start: np.ndarray, end: np.ndarray, span: SpanConfig
+) -> tuple[str, float]:
+    """Of the allowed pairs of the ``n_best`` starts and ends, with its score; '' and -inf where none is a text."""
     begin, stop = window.passage_start, len(window.input_ids) - 1
     is_best = np.array(window.is_best_context[begin:stop], bool)
     starts = _take_best(np.where(is_best, start[begin:stop], -np.inf), span.n_best) + begin
@@ -254,7 +199,14 @@ def _score_spans(window: Window, start: np.ndarray, end: np.ndarray, span: SpanC
     length = ends[None, :] - starts[:, None] + 1
     rows, columns = np.nonzero((length >= 1) & (length <= span.max_answer_length))
     starts, ends = starts[rows], ends[columns]
-    return starts, ends, start[starts].astype(float) + end[ends].astype(float)
+    scores = start[starts].astype(float) + end[ends].astype(float)
+    for i in np.argsort(-scores, kind='stable'):
+        first, last = window.offsets[starts[i]], window.offsets[ends[i]]
+        assert first is not None
+        assert last is not None
+        if text := context[first[0] : last[1]].strip():
+            return text, float(scores[i])
+    return '', -np.inf
 
 
 def _take_best(scores: np.ndarray, count: int) -> np.ndarray:
@@ -263,23 +215,3 @@ def _take_best(scores: np.ndarray, count: int) -> np.ndarray:
         raise ValueError('the scores of a window hold NaN')
     best = np.argsort(-scores, kind='stable')[:count]
     return best[np.isfinite(scores[best])]
-
-
-def _rank_texts(
-    context: str, windows: Sequence[Window], candidates: list[tuple[np.ndarray, ...]], count: int
-) -> list[dict[str, Any]]:
-    """The ``count`` best different texts of all windows of an example."""
-    which = np.concatenate([np.full(len(scores), i) for i, (_, _, scores) in enumerate(candidates)])
-    starts, ends, scores = (np.concatenate(parts) for parts in zip(*candidates, strict=True))
-    ranked: dict[str, float] = {}
-    for i in np.argsort(-scores, kind='stable'):
-        offsets = windows[which[i]].offsets
-        begin, end = offsets[starts[i]], offsets[ends[i]]
-        assert begin is not None
-        assert end is not None
-        text = context[begin[0] : end[1]].strip()
-        if text:
-            ranked.setdefault(text, float(scores[i]))
-        if len(ranked) == count:
-            break
-    return [{'text': text, 'score': score} for text, score in ranked.items()]

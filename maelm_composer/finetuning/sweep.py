@@ -9,17 +9,20 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import ray
+
 from maelm_composer.cluster import start_ray
-from maelm_composer.config import EvaluationProtocol, FinetuningConfig
+from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.claims import is_claimed
+from maelm_composer.finetuning.run import find_finished, run_key
 from maelm_composer.finetuning.search import (
     Record,
     SweepResult,
     conclude,
+    count_evaluations,
     count_runs,
     list_tasks,
     plan_grid,
@@ -28,14 +31,13 @@ from maelm_composer.finetuning.search import (
 from maelm_composer.finetuning.sweep_report import Progress, Standing, print_result
 from maelm_composer.finetuning.sweep_worker import (
     Facts,
-    describe_failure,
     first_line,
     inspect_task,
     locate_claim,
     make_run,
+    record_failure,
 )
 from maelm_composer.finetuning.tasks import Task
-from maelm_composer.records import write_json
 
 SECONDS_BETWEEN_LOOKS = 1.0
 TRAINING_PER_EVALUATION = 3  # a row's training costs about three times its evaluation
@@ -60,8 +62,6 @@ def sweep(config: FinetuningConfig) -> SweepResult:
         InputError: before any run, where checkpoint, data, tasks or search space cannot be used, or no machine is large
             enough for a run. A run that fails raises nothing: it is in ``failures``.
     """
-    import ray
-
     tasks = list_tasks(config)
     for task in tasks:
         count_runs(config, task)  # refuses what has no search space
@@ -75,11 +75,7 @@ def sweep(config: FinetuningConfig) -> SweepResult:
 
 
 def sweep_and_print(config: FinetuningConfig) -> int:
-    """:func:`sweep` for the console; returns the exit code: 1 where a run failed, 130 after Ctrl-C.
-
-    Raises:
-        InputError: as :func:`sweep`.
-    """
+    """:func:`sweep` for the console; returns the exit code: 1 where a run failed, 130 after Ctrl-C."""
     try:
         result = sweep(config)
     except KeyboardInterrupt:
@@ -95,15 +91,12 @@ class _Sweep:
 
     def __init__(self, config: FinetuningConfig, tasks: list[Task], facts: dict[str, Facts]) -> None:
         self.config, self.tasks, self.facts = config, tasks, facts
-        self.folder = Path(config.save_folder)
         self.jobs: dict[str, list[Job]] = {task.name: [] for task in tasks}
-        self.waiting: list[Job] = []  # the longest first
+        self.waiting: list[Job] = []
         self.running: dict[Any, Job] = {}
         self.without_repeats = list(tasks)
 
     def run(self) -> SweepResult:
-        import ray
-
         for task in self.tasks:
             self._add(task, plan_grid(self.config, task))
         try:
@@ -125,19 +118,15 @@ class _Sweep:
         )
 
     def _add(self, task: Task, configs: list[FinetuningConfig]) -> None:
-        from maelm_composer.finetuning.run import run_key
-
         facts = self.facts[task.name]
         for config in configs:
-            epochs = config.max_epochs
-            evaluations = 1 if config.evaluation is EvaluationProtocol.final else 2 * epochs
-            cost = TRAINING_PER_EVALUATION * epochs * facts.training_size + evaluations * facts.evaluation_size
-            job = Job(run_key(config, facts.identity, facts.data_hash), config, task, cost)
-            job.record = _find_finished(self.folder, job)
+            training = TRAINING_PER_EVALUATION * config.max_epochs * facts.training_size
+            cost = training + count_evaluations(config, config.max_epochs) * facts.evaluation_size
+            key = run_key(config, facts.identity, facts.data_hash)
+            job = Job(key, config, task, cost, find_finished(config, key))
             self.jobs[task.name].append(job)
             if job.record is None:
                 self.waiting.append(job)
-        self.waiting.sort(key=lambda job: -job.cost)
 
     def _plan_repeats(self) -> None:
         for task in list(self.without_repeats):
@@ -147,32 +136,24 @@ class _Sweep:
                 self._add(task, plan_repeats(self.config, task, records))
 
     def _submit(self) -> None:
-        """Fill the machine, and let one more wait there, so that a cluster that grows on demand sees it."""
+        """Fill the machine, the longest first; one more waits there: a cluster that grows on demand sees it."""
         slots, num_gpus = _count_slots(self.config)
-        for job in list(self.waiting):
+        settings = self.config.sweep
+        remote = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=num_gpus, max_retries=settings.max_retries)
+        for job in sorted(self.waiting, key=lambda job: -job.cost):
             if len(self.running) > slots:
                 return
-            if is_claimed(locate_claim(self.folder, job.key)):
+            if is_claimed(locate_claim(job.config, job.key)):
                 continue  # another sweep is at it
             self.waiting.remove(job)
-            job.record = _find_finished(self.folder, job)  # another sweep's
+            job.record = find_finished(job.config, job.key)  # another sweep's
             if job.record is not None:
                 self.progress.announce(job.record)
                 continue
-            self.running[self._start(job, num_gpus)] = job
-
-    def _start(self, job: Job, num_gpus: float) -> Any:
-        import ray
-
-        settings = self.config.sweep
-        remote_run = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=num_gpus, max_retries=settings.max_retries)(
-            make_run
-        )
-        return remote_run.remote(job.config, job.key, self.facts[job.task.name], os.getcwd())
+            arguments = job.config, job.key, self.facts[job.task.name], os.getcwd()
+            self.running[remote(make_run).remote(*arguments)] = job
 
     def _collect(self) -> None:
-        import ray
-
         if not self.running:
             time.sleep(SECONDS_BETWEEN_LOOKS if self.waiting else 0)
             return
@@ -180,26 +161,17 @@ class _Sweep:
         for reference in done:
             job = self.running.pop(reference)
             try:
-                record = ray.get(reference)
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, (InputError, OSError)):
-                    raise error.cause from None
+                job.record = _get(reference)
+            except ray.exceptions.RayTaskError:
                 raise
             except ray.exceptions.RayError as error:
-                record = self._record_death(job, error)
-            if record is None:  # another sweep was faster
+                times = self.config.sweep.max_retries + 1
+                reason = f'its worker was lost {times} times, perhaps for want of memory: {first_line(error)}'
+                job.record = record_failure(job.config, job.key, self.facts[job.task.name], reason)
+            if job.record is None:  # another sweep was faster
                 self.waiting.append(job)
-                self.waiting.sort(key=lambda job: -job.cost)
-                continue
-            job.record = record
-            self.progress.announce(record)
-
-    def _record_death(self, job: Job, error: Exception) -> Record:
-        times = self.config.sweep.max_retries + 1
-        reason = f'its worker was lost {times} times, perhaps for want of memory: {first_line(error)}'
-        record = describe_failure(job.config, job.key, self.facts[job.task.name], reason)
-        write_json(self.folder / f'{job.key}.json', record)
-        return record
+            else:
+                self.progress.announce(job.record)
 
     def _list_standings(self) -> list[Standing]:
         standings = []
@@ -216,12 +188,15 @@ class _Sweep:
 
 def _inspect_all(config: FinetuningConfig, tasks: list[Task]) -> dict[str, Facts]:
     """Read checkpoint and data once a task, on the machines that will run them."""
-    import ray
-
     remote_inspect = ray.remote(num_cpus=1)(inspect_task)
     references = {task.name: remote_inspect.remote(config, task, os.getcwd()) for task in tasks}
+    return {name: _get(reference) for name, reference in references.items()}
+
+
+def _get(reference: Any) -> Any:
+    """What a worker returned; what it raised for the user to read in one line is raised as it was."""
     try:
-        return {name: ray.get(reference) for name, reference in references.items()}
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, (InputError, OSError)):
             raise error.cause from None
@@ -234,8 +209,6 @@ def _count_slots(config: FinetuningConfig) -> tuple[int, float]:
     Raises:
         InputError: not even one fits.
     """
-    import ray
-
     cpus, gpus = config.sweep.cpus_per_run, config.sweep.gpus_per_run
     there = ray.cluster_resources()
     num_cpus, num_gpus = there.get('CPU', 0), there.get('GPU', 0)
@@ -250,11 +223,3 @@ def _count_slots(config: FinetuningConfig) -> tuple[int, float]:
             f'{num_gpus:g} GPUs'
         )
     return slots, gpus if num_gpus else 0
-
-
-def _find_finished(folder: Path, job: Job) -> Record | None:
-    from maelm_composer.finetuning.run import read_record
-
-    if job.config.saves_model and not (folder / job.key).exists():
-        return None
-    return read_record(folder / f'{job.key}.json')

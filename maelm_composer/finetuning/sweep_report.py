@@ -91,11 +91,9 @@ class Progress:
         elapsed = time.monotonic() - self.start
         done = sum(standing.cost_done for standing in standings) - self.cost_at_start
         text = f'{_duration(elapsed)} so far'
-        return (
-            text
-            if done <= 0
-            else f'{text}, about {_duration(elapsed * sum(s.cost_left for s in standings) / done)} left'
-        )
+        if done <= 0:
+            return text
+        return f'{text}, about {_duration(elapsed * sum(s.cost_left for s in standings) / done)} left'
 
 
 def print_result(result: SweepResult) -> None:
@@ -130,7 +128,7 @@ def _begin_table(*left: str, right: Sequence[str], last: str | None = None) -> T
 
 
 def _describe_scores(result: TaskResult) -> list[str]:
-    runs = f'{result.num_finished}/{result.num_planned}'
+    runs = f'{len(result.finished)}/{result.num_planned}'
     if not result.records:
         return [result.task.name, runs]
     summary = result.summary
@@ -145,13 +143,13 @@ def _describe_point(result: TaskResult) -> list[str]:
     name, metric = result.task.name, result.task.metric
     if result.point is None:
         return [name, metric, *[''] * len(fields(Point)), 'no run of the grid finished']
-    others = [other for other in result.task.metrics if other != metric and not other.endswith('threshold')]
-    medians = ', '.join(f'{other} {_percent(_median_of(result.records, other))}' for other in others)
-    return [name, metric, *(f'{value:g}' for value in astuple(result.point)), medians]
-
-
-def _median_of(records: list[Record], metric: str) -> float:
-    return median(record['metrics'][metric] for record in records)
+    medians = {
+        other: median(record['metrics'][other] for record in result.records)
+        for other in result.task.metrics
+        if other != metric and not other.endswith('threshold')
+    }
+    others = ', '.join(f'{other} {_percent(value)}' for other, value in medians.items())
+    return [name, metric, *(f'{value:g}' for value in astuple(result.point)), others]
 
 
 def _percent(fraction: float | None) -> str:

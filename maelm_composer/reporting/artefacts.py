@@ -53,13 +53,17 @@ class Artefact:
 
 @dataclass(frozen=True)
 class Column:
-    """One score of a fine-tuning record."""
+    """One score of a fine-tuning record, or the average of some."""
 
     name: str
     label: str
-    task: str
+    task: str  # '': the average
     metric: str | None = None  # key in the record's metrics; None: its score, the task's main metric
     is_averaged: bool = False  # counts in AVG
+
+    @property
+    def is_average(self) -> bool:
+        return not self.task
 
 
 def _overlay(label: str, folder: str, stem: str) -> Model:
@@ -71,22 +75,22 @@ ROBERTA = Model('RoBERTa', ('yamls/roberta.yaml',), ('RoBERTa (Ours)', 'RoBERTa 
 PLAIN_MLM = 'enc. w. [MASK], no dec. (i.e., MLM)'  # the label of ROBERTA in Table 2
 ENCODER_WITH_MASK = _overlay('enc. w. [MASK]', 'ablations', 'encoder_with_mask')
 
-# Table 2, row by row.
-ABLATIONS: tuple[tuple[str, Model], ...] = (
-    ('Original', MAE_LM),
-    ('Handling [MASK]', Model(PLAIN_MLM, ROBERTA.overlays)),
-    ('Handling [MASK]', ENCODER_WITH_MASK),
-    ('Handling [MASK]', _overlay('enc. w. [MASK], dec. resets [MASK]', 'ablations', 'decoder_resets_masks')),
-    ('Handling [MASK]', _overlay('random replace w. real token', 'ablations', 'random_replace')),
-    ('Position Encoding', _overlay('misaligned position encoding', 'ablations', 'misaligned')),
-    ('Position Encoding', _overlay('no relative position encoding', 'ablations', 'no_relative_position')),
-    ('Decoder Attention', _overlay('bi. self-attention + cross-attention', 'ablations', 'bidirectional_cross')),
-    ('Decoder Attention', _overlay('uni. self-attention + cross-attention', 'ablations', 'causal_cross')),
-    ('Decoder Attention', _overlay('cross-attention', 'ablations', 'cross')),
-    ('Decoder Size', _overlay('2 layer, 768 dimension', 'ablations', 'decoder_2_layers')),
-    ('Decoder Size', _overlay('6 layer, 768 dimension', 'ablations', 'decoder_6_layers')),
-    ('Decoder Size', _overlay('4 layer, 512 dimension', 'ablations', 'decoder_512_wide')),
-    ('Decoder Size', _overlay('4 layer, 1024 dimension', 'ablations', 'decoder_1024_wide')),
+# Table 2, row by row: MAE-LM, the handling of [MASK], position encoding, the decoder's attention and its size.
+ABLATIONS: tuple[Model, ...] = (
+    MAE_LM,
+    Model(PLAIN_MLM, ROBERTA.overlays),
+    ENCODER_WITH_MASK,
+    _overlay('enc. w. [MASK], dec. resets [MASK]', 'ablations', 'decoder_resets_masks'),
+    _overlay('random replace w. real token', 'ablations', 'random_replace'),
+    _overlay('misaligned position encoding', 'ablations', 'misaligned'),
+    _overlay('no relative position encoding', 'ablations', 'no_relative_position'),
+    _overlay('bi. self-attention + cross-attention', 'ablations', 'bidirectional_cross'),
+    _overlay('uni. self-attention + cross-attention', 'ablations', 'causal_cross'),
+    _overlay('cross-attention', 'ablations', 'cross'),
+    _overlay('2 layer, 768 dimension', 'ablations', 'decoder_2_layers'),
+    _overlay('6 layer, 768 dimension', 'ablations', 'decoder_6_layers'),
+    _overlay('4 layer, 512 dimension', 'ablations', 'decoder_512_wide'),
+    _overlay('4 layer, 1024 dimension', 'ablations', 'decoder_1024_wide'),
 )
 
 # Figure 4: δ and its model. The ends are runs that Table 2 needs anyway: the same recipes under another file name.
@@ -111,7 +115,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
         'table2',
         'Table 2: ablations, GLUE average',
         'No variant is better than MAE-LM',
-        tuple(Demand(model, (Role.glue,)) for _, model in ABLATIONS),
+        tuple(Demand(model, (Role.glue,)) for model in ABLATIONS),
     ),
     Artefact(
         'table3',
@@ -152,43 +156,36 @@ ARTEFACTS: tuple[Artefact, ...] = (
     Artefact('training', 'Pretraining loss', 'No claim of the paper', tuple(Demand(model) for model in _BOTH)),
 )
 
+
+def _averaged(task: str, label: str) -> Column:
+    return Column(task, label, task, is_averaged=True)
+
+
+def _list_span_columns(task: str, label: str) -> tuple[Column, ...]:
+    # PAPER-SILENT: at which threshold an answer is withheld; the best one is printed, the other recorded beside it.
+    return (
+        Column(f'{task}_em', f'{label} EM', task, 'best_exact'),
+        Column(f'{task}_f1', f'{label} F1', task, 'best_f1'),
+        Column(f'{task}_em_at_0', 'EM at threshold 0', task, 'exact'),
+        Column(f'{task}_f1_at_0', 'F1 at threshold 0', task, 'f1'),
+    )
+
+
 GLUE_COLUMNS = (
     Column('mnli_m', 'MNLI-m', 'mnli', 'matched_accuracy', is_averaged=True),
     Column('mnli_mm', 'MNLI-mm', 'mnli', 'mismatched_accuracy'),  # AVG counts MNLI once
-    Column('qqp', 'QQP', 'qqp', is_averaged=True),
-    Column('qnli', 'QNLI', 'qnli', is_averaged=True),
-    Column('sst2', 'SST-2', 'sst2', is_averaged=True),
-    Column('cola', 'CoLA', 'cola', is_averaged=True),
-    Column('rte', 'RTE', 'rte', is_averaged=True),
-    Column('mrpc', 'MRPC', 'mrpc', is_averaged=True),
-    Column('stsb', 'STS-B', 'stsb', is_averaged=True),
+    *(_averaged('qqp', 'QQP'), _averaged('qnli', 'QNLI'), _averaged('sst2', 'SST-2'), _averaged('cola', 'CoLA')),
+    *(_averaged('rte', 'RTE'), _averaged('mrpc', 'MRPC'), _averaged('stsb', 'STS-B')),
 )
-SQUAD_COLUMNS = (
-    # PAPER-SILENT: at which threshold an answer is withheld; the best one is printed, the other recorded beside it.
-    Column('squad2_em', 'SQuAD 2.0 EM', 'squad2', 'best_exact'),
-    Column('squad2_f1', 'SQuAD 2.0 F1', 'squad2', 'best_f1'),
-    Column('squad2_em_at_0', 'EM at threshold 0', 'squad2', 'exact'),
-    Column('squad2_f1_at_0', 'F1 at threshold 0', 'squad2', 'f1'),
-)
+SQUAD_COLUMNS = _list_span_columns('squad2', 'SQuAD 2.0')
 # The demo's own small tasks, one for every kind of head: not GLUE.
-DEMO_COLUMNS = (
-    Column('demo_pair', 'demo pair', 'demo_pair', is_averaged=True),
-    Column('demo_sentence', 'demo sentence', 'demo_sentence', is_averaged=True),
-    Column('demo_regression', 'demo regression', 'demo_regression', is_averaged=True),
-)
-DEMO_SPAN_COLUMNS = (
-    Column('demo_span_em', 'demo span EM', 'demo_span', 'best_exact'),
-    Column('demo_span_f1', 'demo span F1', 'demo_span', 'best_f1'),
-    Column('demo_span_em_at_0', 'EM at threshold 0', 'demo_span', 'exact'),
-    Column('demo_span_f1_at_0', 'F1 at threshold 0', 'demo_span', 'f1'),
-)
+DEMO_COLUMNS = tuple(_averaged(f'demo_{kind}', f'demo {kind}') for kind in ('pair', 'sentence', 'regression'))
+DEMO_SPAN_COLUMNS = _list_span_columns('demo_span', 'demo span')
 GLUE_AVERAGE = Column('glue_avg', 'GLUE AVG', task='')
 DEMO_AVERAGE = Column('demo_avg', 'demo AVG (not GLUE)', task='')
 _LABELS = {
-    column.name: column.label
-    for columns in (GLUE_COLUMNS, SQUAD_COLUMNS, DEMO_COLUMNS, DEMO_SPAN_COLUMNS, (GLUE_AVERAGE, DEMO_AVERAGE))
-    for column in columns
-} | {
+    **{c.name: c.label for c in (*GLUE_COLUMNS, *SQUAD_COLUMNS, *DEMO_COLUMNS, *DEMO_SPAN_COLUMNS)},
+    **{c.name: c.label for c in (GLUE_AVERAGE, DEMO_AVERAGE)},
     'rank_real': 'rank, input without [MASK]',
     'rank_with_masks': 'rank, input with [MASK]',
     'rank_masks': 'rank of the [MASK] rows',

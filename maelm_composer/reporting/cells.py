@@ -24,18 +24,18 @@ class Cell:
 
 
 def score(evidence: Evidence, model: Model, column: Column, samples: int | None = None) -> Cell:
-    """One score of ``model`` in percent, fine-tuned from its last checkpoint or the one at ``samples``."""
+    """One score of ``model`` in percent, fine-tuned from its last checkpoint or the one at ``samples``.
+
+    AVG is the mean over tasks, MNLI-m once, of the medians over seeds.
+    """
+    if column.is_average:
+        averaged = [c for c in columns_of(evidence.scale, Role.glue) if c.is_averaged]
+        return combine([(1 / len(averaged), score(evidence, model, c, samples)) for c in averaged])
     records = evidence.select_finetunings(model, column.task, samples)
     if not records:
         return Cell(missing=explain_absence(evidence, model, column.task))
     values = [100 * (r['score'] if column.metric is None else r['metrics'][column.metric]) for r in records]
     return Cell(((1.0, values),), _runs(evidence, model), tuple(records))
-
-
-def average_score(evidence: Evidence, model: Model) -> Cell:
-    """AVG: the mean over tasks, MNLI-m once, of the medians over seeds."""
-    cells = [score(evidence, model, c) for c in columns_of(evidence.scale, Role.glue) if c.is_averaged]
-    return combine([(1 / len(cells), cell) for cell in cells])
 
 
 def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int | None = None) -> Cell:
@@ -54,13 +54,7 @@ def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int
 
 def finetuned_rank(evidence: Evidence, model: Model, task: str) -> Cell:
     """Effective rank of the last layer after fine-tuning, over seeds."""
-    records = evidence.select_finetunings(model, task)
-    if not records:
-        return Cell(missing=explain_absence(evidence, model, task))
-    values = [float(r['effective_rank']) for r in records if r.get('effective_rank') is not None]
-    if not values:
-        return Cell(missing=f'the records of {task} from {model.run_name(evidence.scale)} hold no effective rank')
-    return Cell(((1.0, values),), _runs(evidence, model), tuple(records))
+    return list(finetuned_rank_curve(evidence, model, task).values())[-1]
 
 
 def finetuned_rank_curve(evidence: Evidence, model: Model, task: str) -> dict[float, Cell]:

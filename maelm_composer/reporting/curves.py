@@ -3,9 +3,9 @@
 from maelm_composer.reporting.artefacts import DELTAS, MAE_LM, ROBERTA, Model, Role, average_column, columns_of
 from maelm_composer.reporting.cells import (
     Cell,
-    average_score,
     combine,
     explain_absence,
+    finetuned_rank,
     finetuned_rank_curve,
     rank,
     score,
@@ -14,15 +14,15 @@ from maelm_composer.reporting.cells import (
 from maelm_composer.reporting.estimate import slope_weights
 from maelm_composer.reporting.rows import Row, at
 from maelm_composer.reporting.tables import GAP, PERCENT, POINTS, RANK, Book
+from maelm_composer.reporting.verdicts import CHECKPOINT
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
-CHECKPOINT = 'checkpoint'
 ANGLES = 5  # quantiles of the principal angles in a rank record, smallest first
 TRAINING_POINTS = 60  # of a training-loss curve: more cannot be seen
 
 
 def build_figure1(book: Book) -> list[Row]:
-    rows = [row for key in (REAL, WITH_MASKS, MASKS) for row in _layer_rows(book, 'figure1', ROBERTA, key, RANK)]
+    rows = [row for key in (REAL, WITH_MASKS, MASKS) for row in _layer_rows(book, ROBERTA, key, RANK)]
     layers = range(_count_layers(book, ROBERTA))
     gaps = [
         subtract(rank(book.evidence, ROBERTA, WITH_MASKS, layer), rank(book.evidence, ROBERTA, REAL, layer))
@@ -35,75 +35,53 @@ def build_figure1(book: Book) -> list[Row]:
         'growth of that gap per layer': growth,
         'rank of the [MASK] rows, last layer − embeddings': rise,
     }
-    return rows + [
-        book.claim('figure1', label, 'RoBERTa', RANK, cell, repeats=CHECKPOINT) for label, cell in claims.items()
-    ]
+    return rows + [book.claim(label, 'RoBERTa', RANK, cell, repeats=CHECKPOINT) for label, cell in claims.items()]
 
 
 def build_figure4(book: Book) -> list[Row]:
-    average, em = average_column(book.scale), columns_of(book.scale, Role.squad)[0]
     rows, claims = [], []
-    for column in (average, em):
-        cells = {
-            delta: average_score(book.evidence, model) if column is average else score(book.evidence, model, column)
-            for delta, model in DELTAS
-        }
+    for column in (average_column(book.scale), columns_of(book.scale, Role.squad)[0]):
+        cells = {delta: score(book.evidence, model, column) for delta, model in DELTAS}
         for delta, cell in cells.items():
             label = f'δ = {delta:g}'
-            row = book.value('figure4', label, column.name, PERCENT, cell, book.paper((label,), column.name))
+            row = book.value(label, column.name, PERCENT, cell, book.paper((label,), column.name))
             rows.append(at(row, delta, 'δ'))
         first, last = (book.paper((f'δ = {delta}',), column.name) for delta in (0, 1))
         fall = None if first is None or last is None else round(last - first, 6)
         ends = subtract(cells[1.0], cells[0.0])
-        claims.append(book.claim('figure4', 'δ = 1 − δ = 0', column.name, POINTS, ends, fall, expects_more=False))
         slope = combine(list(zip(slope_weights(list(cells)), cells.values(), strict=True)))
-        claims.append(book.claim('figure4', 'slope in δ', column.name, POINTS, slope, expects_more=False))
+        claims.append(book.claim('δ = 1 − δ = 0', column.name, POINTS, ends, fall, expects_more=False))
+        claims.append(book.claim('slope in δ', column.name, POINTS, slope, expects_more=False))
     return rows + claims
 
 
 def build_figure5(book: Book) -> list[Row]:
-    rows, claims = [], []
+    rows = []
     for model, keys in ((ROBERTA, (REAL, WITH_MASKS)), (MAE_LM, (REAL,))):  # MAE-LM's encoder has never seen a [MASK]
         for key in keys:
-            rows += _layer_rows(book, 'figure5', model, key, RANK)
-    ours, theirs = (rank(book.evidence, model, REAL) for model in (MAE_LM, ROBERTA))
-    paper = [book.paper_of(model, 'pretrained') for model in (MAE_LM, ROBERTA)]
-    gap = None if None in paper else paper[0] - paper[1]  # type: ignore[operator]
-    claims.append(
-        book.claim('figure5', GAP, 'rank_real, last layer', RANK, subtract(ours, theirs), gap, repeats=CHECKPOINT)
-    )
+            rows += _layer_rows(book, model, key, RANK)
     task = columns_of(book.scale, Role.mnli)[0].task
-    ends = []
     for model in (MAE_LM, ROBERTA):
-        curve = finetuned_rank_curve(book.evidence, model, task)
-        ends.append(list(curve.values())[-1])
-        for epoch, cell in curve.items():
-            rows.append(at(book.value('figure5', model.label, f'rank during {task}', RANK, cell), epoch, 'epoch'))
-    claims.append(book.claim('figure5', GAP, f'rank after {task}', RANK, subtract(*ends)))
-    return rows + claims
+        for epoch, cell in finetuned_rank_curve(book.evidence, model, task).items():
+            rows.append(at(book.value(model.label, f'rank during {task}', RANK, cell), epoch, 'epoch'))
+    before = subtract(*(rank(book.evidence, model, REAL) for model in (MAE_LM, ROBERTA)))
+    after = subtract(*(finetuned_rank(book.evidence, model, task) for model in (MAE_LM, ROBERTA)))
+    paper = book.paper_gap('pretrained')
+    claim = book.claim(GAP, 'rank_real, last layer', RANK, before, paper, repeats=CHECKPOINT)
+    return [*rows, claim, book.claim(GAP, f'rank after {task}', RANK, after)]
 
 
 def build_subspace(book: Book) -> list[Row]:
     rows, claims = [], []
     for model in (ROBERTA, MAE_LM):
         for key in ('mask_outside_share', 'real_outside_share', 'rank_one_residual'):
-            rows += _layer_rows(book, 'subspace', model, key, 'share')
+            rows += _layer_rows(book, model, key, 'share')
         for quantile in range(ANGLES):
-            rows += _layer_rows(book, 'subspace', model, 'principal_angles_degrees', 'degrees', quantile)
+            rows += _layer_rows(book, model, 'principal_angles_degrees', 'degrees', quantile)
         # By the threshold, the real tokens' own rows lie partly outside their leading directions too.
-        excess = subtract(
-            rank(book.evidence, model, 'mask_outside_share'), rank(book.evidence, model, 'real_outside_share')
-        )
-        claims.append(
-            book.claim(
-                'subspace',
-                model.label,
-                'mask − real outside share, last layer',
-                'share',
-                excess,
-                repeats=CHECKPOINT,
-            )
-        )
+        masks, real = (rank(book.evidence, model, f'{kind}_outside_share') for kind in ('mask', 'real'))
+        column = 'mask − real outside share, last layer'
+        claims.append(book.claim(model.label, column, 'share', subtract(masks, real), repeats=CHECKPOINT))
     return rows + claims
 
 
@@ -111,11 +89,10 @@ def build_training(book: Book) -> list[Row]:
     """Losses over samples; the training loss is averaged over neighbouring batches."""
     rows = []
     for model in (ROBERTA, MAE_LM):
-        name, run = model.run_name(book.scale), book.evidence.find_run(model)
-        curve = book.evidence.curves.get(name)
+        run, curve = book.evidence.find_run(model), book.evidence.curves.get(model.run_name(book.scale))
         if run is None or curve is None:
             reason = explain_absence(book.evidence, model, 'metrics.csv')
-            rows.append(book.value('training', model.label, 'eval_loss', 'nats', Cell(missing=reason)))
+            rows.append(book.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
             continue
         width = max(1, -(-len(curve) // TRAINING_POINTS))
         groups = [curve[start : start + width] for start in range(0, len(curve), width)]
@@ -123,18 +100,18 @@ def build_training(book: Book) -> list[Row]:
         points += [(r['samples'], 'eval_loss', [float(r['eval_loss'])]) for r in curve if r['eval_loss']]
         for samples, column, values in points:
             cell = Cell(((1.0, [sum(values) / len(values)]),), (run,))
-            rows.append(at(book.value('training', model.label, column, 'nats', cell), int(samples), 'samples'))
+            rows.append(at(book.value(model.label, column, 'nats', cell), int(samples), 'samples'))
     return rows
 
 
-def _layer_rows(book: Book, artefact: str, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
+def _layer_rows(book: Book, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
     """One row a layer, or the one that says why there is none."""
     column = key if index is None else f'principal_angle_{index}'
     layers = range(_count_layers(book, model))
     if not layers:
-        return [book.value(artefact, model.label, column, unit, rank(book.evidence, model, key))]
+        return [book.value(model.label, column, unit, rank(book.evidence, model, key))]
     cells = {layer: rank(book.evidence, model, key, layer, index) for layer in layers}
-    return [at(book.value(artefact, model.label, column, unit, c), layer, 'layer') for layer, c in cells.items()]
+    return [at(book.value(model.label, column, unit, cell), layer, 'layer') for layer, cell in cells.items()]
 
 
 def _count_layers(book: Book, model: Model) -> int:

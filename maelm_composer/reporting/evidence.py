@@ -11,15 +11,12 @@
 
 import csv
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from maelm_composer.errors import InputError
+from maelm_composer.finetuning.search import Point, Record, select_point
 from maelm_composer.reporting.artefacts import DEMO, Model
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,38 +49,24 @@ class Evidence:
 
     def checkpoints_with(self, model: Model, task: str) -> list[int]:
         """Samples of the checkpoints of ``model`` from which ``task`` was fine-tuned, ascending."""
-        run = self.find_run(model)
-        if run is None:
-            return []
-        name = run['run_name']
-        found = {r['checkpoint']['samples'] for r in self.finetunings if r['task'] == task}
-        return sorted(s for s in found if s is not None and self._select(name, task, s))
+        name = model.run_name(self.scale)
+        found = [r for r in self.finetunings if r['task'] == task and r['checkpoint']['run_name'] == name]
+        return sorted({r['checkpoint']['samples'] for r in found} - {None}) if name in self.runs else []
 
     def select_finetunings(self, model: Model, task: str, samples: int | None = None) -> list[Record]:
-        """The records, one a seed, of the selected point of ``task`` from a checkpoint of ``model``.
-
-        The selected point has the most seeds, among equals the best median score, among equals the first key. So a grid
-        on one seed followed by its best point on five, and a grid on five seeds, are both read by one rule.
+        """The records, one a seed, of the point of ``task`` that a sweep would select, from a checkpoint of ``model``.
 
         Args:
             samples: which checkpoint; None: the run's last.
         """
         run = self.find_run(model)
-        return (
-            [] if run is None else self._select(run['run_name'], task, run['samples'] if samples is None else samples)
-        )
-
-    def _select(self, run_name: str, task: str, samples: int) -> list[Record]:
-        run = self.runs[run_name]
+        if run is None:
+            return []
+        samples = run['samples'] if samples is None else samples
         found = [r for r in self.finetunings if r['task'] == task and _is_of(r, run, samples)]
-        where = f'{task} from {run_name} at {samples} samples'
-        _assert_one(found, where, 'protocol', lambda r: r['protocol'])
-        _assert_one(found, where, 'data_hash', lambda r: r['data_hash'])
-        _assert_one(found, where, 'checkpoint', lambda r: r['checkpoint']['hash'])
-        points: dict[str, list[Record]] = defaultdict(list)
-        for record in sorted(found, key=lambda r: (r['seed'], r['key'])):
-            points[json.dumps(record['point'], sort_keys=True)].append(record)
-        return max(points.values(), key=_merit, default=[])
+        _assert_one_experiment(found, f'{task} from {run["run_name"]} at {samples} samples')
+        point = select_point(found)
+        return sorted((r for r in found if Point(**r['point']) == point), key=lambda r: (r['seed'], r['key']))
 
 
 def load_evidence(folder: Path, scale: str) -> Evidence:
@@ -106,11 +89,16 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
     return Evidence(
         scale=scale,
         runs={name: run for name, run in runs.items() if run['status'] == 'finished'},
-        curves={path.stem: _read_curve(path) for path in sorted((records / 'pretraining').glob('*.csv'))},
+        curves={path.stem: read_csv(path) for path in sorted((records / 'pretraining').glob('*.csv'))},
         finetunings=[r for r in finetunings if r['status'] == 'finished'],
         failures=[r for r in finetunings if r['status'] == 'failed'],
         ranks=_read_all(records / 'rank', ('key', 'checkpoint', 'layers')),
     )
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding='utf-8', newline='') as file:
+        return list(csv.DictReader(file))
 
 
 def _read_all(folder: Path, needed: tuple[str, ...]) -> list[Record]:
@@ -127,27 +115,17 @@ def _read_all(folder: Path, needed: tuple[str, ...]) -> list[Record]:
     return records
 
 
-def _read_curve(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding='utf-8', newline='') as file:
-        return list(csv.DictReader(file))
-
-
 def _is_of(record: Record, run: Record, samples: int) -> bool:
     checkpoint = record['checkpoint']
     return bool(checkpoint['run_name'] == run['run_name'] and checkpoint['samples'] == samples)
 
 
-def _assert_one(records: list[Record], where: str, what: str, read: Any) -> None:
-    """Records that differ in ``what`` must not be compared as if they were one experiment."""
+def _assert_one_experiment(records: list[Record], where: str) -> None:
+    """Records that differ in one of these must not be compared as if they did not."""
     for record in records[1:]:
-        if read(record) != read(records[0]):
-            raise InputError(
-                f'{where}: records {records[0]["key"]} and {record["key"]} differ in {what}: keep those of one'
-            )
-
-
-def _merit(point: list[Record]) -> tuple[int, float]:
-    scores = sorted(record['score'] for record in point)
-    middle = len(scores) // 2
-    median = scores[middle] if len(scores) % 2 else (scores[middle - 1] + scores[middle]) / 2
-    return len(point), median
+        for what in ('protocol', 'data_hash', 'checkpoint'):
+            one, other = (r[what]['hash'] if what == 'checkpoint' else r[what] for r in (records[0], record))
+            if one != other:
+                raise InputError(
+                    f'{where}: records {records[0]["key"]} and {record["key"]} differ in {what}: keep those of one'
+                )

@@ -1,7 +1,6 @@
 """Rows -> figures as PNG and SVG, the same bytes every time; readable in greyscale. Computes nothing."""
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import label_of
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import is_comparable
 
 Style = dict[str, Any]
+Points = list[tuple[float, Row]]
 
 # No dates, no random ids, no version of the library in the files.
 matplotlib.use('Agg')
@@ -50,25 +51,27 @@ def draw_figure1(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def draw_figure3(rows: Sequence[Row]) -> Figure | None:
+def draw_figure3(rows: Sequence[Row]) -> Figure:
     scores = [r for r in rows if r.unit == 'percent' and r.value is not None]
     costs = {(r.row, r.column, r.x): r.value for r in rows if r.column in ('hours', 'flops') and r.value is not None}
+    costs |= {(r.row, 'samples', r.x): r.x for r in scores if r.x is not None}
     names = {'hours': 'pretraining time [hours]', 'samples': 'pretraining samples', 'flops': 'pretraining FLOPs'}
-    axes_named = [n for n in names if n == 'samples' or any(column == n for _, column, _ in costs)]
-    figure, panels = _panels(len(axes_named))
-    for panel, name in zip(panels, axes_named, strict=True):
+    known = {name: label for name, label in names.items() if any(column == name for _, column, _ in costs)}
+    figure, panels = _panels(len(known))
+    for panel, (name, label) in zip(panels, known.items(), strict=True):
         for model, style in STYLES.items():
-            points = [(r.x if name == 'samples' else costs[model, name, r.x], r) for r in scores if r.row == model]
+            found = [(costs.get((model, name, r.x)), r) for r in scores if r.row == model]
+            points = [(x, r) for x, r in found if x is not None]
             if not points:
                 continue
-            is_final_only = len(points) == 1
-            _plot(panel, points, f'{model}{", final" if is_final_only else ""}', style)
+            _plot(panel, points, f'{model}{", final" if len(points) == 1 else ""}', style)
             if model == 'RoBERTa':
-                x, last = max(points, key=lambda point: point[0] or 0)
-                panel.axhline(last.value or 0, color=style['color'], linewidth=0.8, linestyle=(0, (1, 2)))
-                panel.axvline(x or 0, color=style['color'], linewidth=0.8, linestyle=(0, (1, 2)))
+                x, last = max(points, key=lambda point: point[0])
+                dotted: Style = {'color': style['color'], 'linewidth': 0.8, 'linestyle': (0, (1, 2))}
+                panel.axhline(last.value or 0, **dotted)
+                panel.axvline(x, **dotted)
         panel.set_xlim(left=0)
-        _finish(panel, '', names[name], f'{label_of(scores[0].column)} [%]', whole=False)
+        _finish(panel, '', label, f'{label_of(scores[0].column)} [%]', whole=False)
     return figure
 
 
@@ -94,7 +97,7 @@ def draw_figure5(rows: Sequence[Row]) -> Figure:
     _plot(left, _find(rows, 'rank_with_masks', 'RoBERTa'), 'RoBERTa, input with [MASK]', MIDDLE)
     for model, style in STYLES.items():
         _plot(left, _find(rows, 'rank_real', model), f'{model}, input without [MASK]', style)
-        during = [(r.x, r) for r in rows if r.row == model and r.x_unit == 'epoch']
+        during = [(r.x, r) for r in rows if r.row == model and r.x_unit == 'epoch' and r.x is not None]
         _plot(right, during, model, style)
     _finish(left, 'after pretraining', 'layer', '0.9-effective rank')
     _finish(right, 'during fine-tuning, last layer', 'epoch', '0.9-effective rank')
@@ -127,7 +130,7 @@ def draw_training(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure | None]] = {
+DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure]] = {
     'figure1': draw_figure1,
     'figure3': draw_figure3,
     'figure4': draw_figure4,
@@ -137,37 +140,26 @@ DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure | None]] = {
 }
 
 
-def write_figure(folder: Path, name: str, rows: Sequence[Row]) -> bool:
-    """Draw ``name`` into ``folder`` as .png and .svg; False, and no file, where no row has a value."""
+def write_figure(folder: Path, name: str, rows: Sequence[Row]) -> bytes | None:
+    """Draw ``name`` into ``folder`` as .png and .svg; returns the SVG. None, and no file, where no row has a value."""
     paths = [folder / f'{name}.{suffix}' for suffix in ('png', 'svg')]
     if not any(r.value is not None and r.x is not None for r in rows):
         for path in paths:
             path.unlink(missing_ok=True)
-        return False
+        return None
     with matplotlib.rc_context(SETTINGS):
         figure = DRAWINGS[name](rows)
-        assert figure is not None
         for path, metadata in zip(paths, ({'Software': None}, {'Date': None, 'Creator': None}), strict=True):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata)
-            _write(path, buffer.getvalue())
-    return True
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one."""
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    temporary.write_bytes(content)
-    temporary.replace(path)
-
-
-Points = list[tuple[float | None, Row]]
+            write_file(str(path), buffer.getvalue())
+    return buffer.getvalue()
 
 
 def _find(rows: Sequence[Row], column: str, row: str | None = None) -> Points:
     """(x, row) of the points of ``column`` that have a value, along x."""
     found = [(r.x, r) for r in rows if r.column == column and r.x is not None and r.value is not None]
-    return sorted(((x, r) for x, r in found if row is None or r.row == row), key=lambda point: point[0] or 0)
+    return sorted(((x, r) for x, r in found if row is None or r.row == row), key=lambda point: point[0])
 
 
 def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from maelm_composer.analysis.time_to_accuracy import Axis, Point, find_arrival
+from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, Point, find_arrival
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
 from maelm_composer.reporting.cells import Cell, explain_absence, score
 from maelm_composer.reporting.estimate import Estimate, resample_medians
-from maelm_composer.reporting.evidence import Record
 from maelm_composer.reporting.rows import Row, at
 from maelm_composer.reporting.tables import PERCENT, Book
 from maelm_composer.reporting.verdicts import FAILS, UNDECIDED, judge_claim, qualify
@@ -26,23 +25,20 @@ class Race:
     """MAE-LM's checkpoints against RoBERTa's last one, on the seeds that all of them have."""
 
     points: list[Point]
-    target: list[float]  # RoBERTa's final scores
     baseline: Point
     cells: list[Cell]
 
-    def measure(self, axis: Axis) -> tuple[float, float]:
-        """Cost of the target by first crossing and by interpolation; infinity for a miss."""
-        arrival = find_arrival(self.points, float(np.median(self.target)), axis)
-        return arrival.first_crossing, arrival.interpolated
+    def measure(self, axis: Axis) -> Arrival:
+        """What RoBERTa's final score costs."""
+        return find_arrival(self.points, self.baseline.median, axis)
 
     def estimate_share(self) -> Estimate:
         """Hours to the target over RoBERTa's hours, with the interval over resampled seeds."""
-        whole = self.baseline.get_cost(Axis.hours)
-        count = len(self.target)
-        value = self.measure(Axis.hours)[1] / whole
+        whole, count = self.baseline.get_cost(Axis.hours), len(self.baseline.scores)
+        value = self.measure(Axis.hours).interpolated / whole
         if count < 2:
             return Estimate(value, None, None, count)
-        medians = resample_medians([self.target, *(point.scores for point in self.points)])[:RESAMPLED_RACES]
+        medians = resample_medians([point.scores for point in (self.baseline, *self.points)])[:RESAMPLED_RACES]
         shares = []
         for target, *scores in medians.tolist():
             drawn = [replace(point, scores=(score,)) for point, score in zip(self.points, scores, strict=True)]
@@ -59,16 +55,15 @@ def build_figure3(book: Book) -> list[Row]:
         found = _read_checkpoints(book, model, column)
         if not found:
             reason = explain_absence(book.evidence, model, column.task)
-            rows.append(book.value('figure3', model.label, column.name, PERCENT, Cell(missing=reason)))
+            rows.append(book.value(model.label, column.name, PERCENT, Cell(missing=reason)))
         for samples, cell in found.items():
             paper = book.paper_of(model, column.name) if samples == max(found) else None
-            shown = book.value('figure3', model.label, column.name, PERCENT, cell, paper)
-            rows.append(at(shown, samples, 'samples'))
+            rows.append(at(book.value(model.label, column.name, PERCENT, cell, paper), samples, 'samples'))
             for axis in (Axis.hours, Axis.flops):
                 cost = _read_cost(cell, samples, axis)
                 reason = f'the record of {model.run_name(book.scale)} holds no {axis.name}'
                 known = Cell(missing=reason) if cost is None else Cell(((1.0, [cost]),), cell.runs)
-                rows.append(at(book.value('figure3', model.label, axis.name, UNITS[axis], known), samples, 'samples'))
+                rows.append(at(book.value(model.label, axis.name, UNITS[axis], known), samples, 'samples'))
     return rows + _judge(book, column)
 
 
@@ -80,30 +75,28 @@ def _judge(book: Book, column: Column) -> list[Row]:
     paper = book.paper((MAE_LM.label,), SHARE)
     if isinstance(race, str):
         missing = Cell(missing=race)
-        rows = [book.value('figure3', label, f'{axis.name}, {way}', UNITS[axis], missing) for axis, way in wanted]
-        return [*rows, book.value('figure3', label, SHARE, 'share', missing, paper)]
+        rows = [book.value(label, f'{axis.name}, {way}', UNITS[axis], missing) for axis, way in wanted]
+        return [*rows, book.value(label, SHARE, 'share', missing, paper)]
     runs = tuple(run for cell in race.cells for run in cell.runs)
     records = tuple(record for cell in race.cells for record in cell.records)
     rows = []
     for axis, way in wanted:
-        cost = race.measure(axis)[way == 'interpolated']
+        cost = getattr(race.measure(axis), way.replace(' ', '_'))
         cell = Cell(((1.0, [cost]),), runs, records)
         if axis is Axis.flops and not all(run.get('flops') for run in runs):
             cell = Cell(missing='a pretraining record holds no flops')
-        rows.append(book.value('figure3', label, f'{axis.name}, {way}', UNITS[axis], cell))
+        rows.append(book.value(label, f'{axis.name}, {way}', UNITS[axis], cell))
     found = race.estimate_share()
     if math.isinf(found.value):
         word = FAILS if found.count > 1 else UNDECIDED
         text = f"{word}: no recorded checkpoint reaches RoBERTa's final accuracy, fine-tuning seeds: {found.count}"
         verdict = qualify(book.scale, text)
     else:
-        less = [None if bound is None else bound - 1 for bound in (found.low, found.high)]
-        against = Estimate(found.value - 1, less[0], less[1], found.count)
-        verdict = judge_claim(book.scale, against, expects_more=False)
-    row = book.value('figure3', label, SHARE, 'share', Cell(((1.0, [found.value]),), runs, records), paper)
+        low, high = (None if bound is None else bound - 1 for bound in (found.low, found.high))
+        verdict = judge_claim(book.scale, Estimate(found.value - 1, low, high, found.count), expects_more=False)
+    row = book.value(label, SHARE, 'share', Cell(((1.0, [found.value]),), runs, records), paper)
     difference = None if paper is None else found.value - paper
-    spread = {'low': found.low, 'high': found.high, 'count': found.count}
-    return [*rows, replace(row, verdict=verdict, difference=difference, **spread)]  # type: ignore[arg-type]
+    return [*rows, replace(row, **vars(found), verdict=verdict, difference=difference)]
 
 
 def _prepare(book: Book, column: Column) -> Race | str:
@@ -120,7 +113,7 @@ def _prepare(book: Book, column: Column) -> Race | str:
         return 'the checkpoints of Figure 3 have no fine-tuning seed in common'
     samples = [goal.runs[0]['samples'], *curve]
     points = [_place(cell, count, seeds) for cell, count in zip(cells, samples, strict=True)]
-    return Race(points[1:], list(points[0].scores), points[0], cells)
+    return Race(points[1:], points[0], cells)
 
 
 def _place(cell: Cell, samples: int, seeds: Sequence[int]) -> Point:
@@ -137,12 +130,8 @@ def _read_checkpoints(book: Book, model: Model, column: Column) -> dict[int, Cel
 
 
 def _read_cost(cell: Cell, samples: int, axis: Axis) -> float | None:
-    """Pretraining's cost up to a checkpoint; FLOPs grow evenly with samples."""
-    run: Record = cell.runs[0]
-    match axis:
-        case Axis.hours:
-            return float(cell.records[0]['checkpoint']['training_seconds']) / 3600
-        case Axis.samples:
-            return float(samples)
-        case Axis.flops:
-            return float(run['flops']) * samples / run['samples'] if run.get('flops') else None
+    """Hours or FLOPs of pretraining up to a checkpoint; FLOPs grow evenly with samples."""
+    if axis is Axis.hours:
+        return float(cell.records[0]['checkpoint']['training_seconds']) / 3600
+    run = cell.runs[0]
+    return float(run['flops']) * samples / run['samples'] if run.get('flops') else None

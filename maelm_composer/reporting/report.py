@@ -37,8 +37,8 @@ def report(scale: str, results: Path) -> Path:
     pictures = {}
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)
-        if name in DRAWINGS and write_figure(folder, name, rows):
-            pictures[name] = (folder / f'{name}.svg').read_bytes()
+        if name in DRAWINGS and (picture := write_figure(folder, name, rows)):
+            pictures[name] = picture
     page = folder / 'report.html'
     write_text(page, render_page(scale, tables, pictures))
     return page
@@ -46,5 +46,5 @@ def report(scale: str, results: Path) -> Path:
 
 def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
     """Rows of every artefact, in the order of :data:`ARTEFACTS`."""
-    book = Book(load_evidence(results / scale, scale), load_published(results / 'paper'))
-    return {artefact.name: BUILDERS[artefact.name](book) for artefact in ARTEFACTS}
+    found = load_evidence(results / scale, scale), load_published(results / 'paper')
+    return {artefact.name: BUILDERS[artefact.name](Book(artefact.name, *found)) for artefact in ARTEFACTS}

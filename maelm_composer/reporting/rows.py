@@ -9,7 +9,7 @@ from pathlib import Path
 
 from maelm_composer.errors import InputError
 from maelm_composer.records import write_text
-from maelm_composer.reporting.evidence import Record
+from maelm_composer.reporting.evidence import Record, read_csv
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,8 @@ def load_published(folder: Path) -> dict[tuple[str, str, str], float]:
         raise InputError(f'no published numbers in {folder}: results/paper/*.csv belong to the source tree')
     published: dict[tuple[str, str, str], float] = {}
     for path in paths:
-        with path.open(encoding='utf-8', newline='') as file:
-            for line in csv.DictReader(file):
-                # Table 1 and Table 2 both give GLUE averages of the same models, and agree.
-                published.setdefault((line['setting'], line['row'], line['column']), float(line['value']))
+        for line in read_csv(path):  # Table 1 and Table 2 both give GLUE averages of the same models, and agree
+            published.setdefault((line['setting'], line['row'], line['column']), float(line['value']))
     return published
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
+    DEMO,
     MAE_LM,
     ROBERTA,
     SETTINGS,
@@ -13,10 +14,10 @@ from maelm_composer.reporting.artefacts import (
     columns_of,
     tasks_of,
 )
-from maelm_composer.reporting.cells import Cell, average_score, finetuned_rank, rank, score, subtract
+from maelm_composer.reporting.cells import Cell, finetuned_rank, rank, score, subtract
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import Row, trace_records
-from maelm_composer.reporting.verdicts import is_comparable, judge_claim, judge_value
+from maelm_composer.reporting.verdicts import CHECKPOINT, SEED, is_comparable, judge_claim, judge_value
 
 GAP = 'MAE-LM − RoBERTa'
 PERCENT, POINTS, RANK = 'percent', 'points', 'rank'
@@ -24,8 +25,9 @@ PERCENT, POINTS, RANK = 'percent', 'points', 'rank'
 
 @dataclass(frozen=True)
 class Book:
-    """What rows are made from: our evidence and the paper's numbers."""
+    """What the rows of one artefact are made from: our evidence and the paper's numbers."""
 
+    artefact: str
     evidence: Evidence
     published: dict[tuple[str, str, str], float]  # (setting, row, column)
 
@@ -41,108 +43,91 @@ class Book:
     def paper_of(self, model: Model, column: str) -> float | None:
         return self.paper(model.published or (model.label,), column)
 
-    def value(self, artefact: str, row: str, column: str, unit: str, cell: Cell, paper: float | None = None) -> Row:
+    def paper_gap(self, column: str, baseline: Model = ROBERTA, model: Model = MAE_LM) -> float | None:
+        """The paper's ``model`` minus its ``baseline``."""
+        ours, theirs = self.paper_of(model, column), self.paper_of(baseline, column)
+        return None if ours is None or theirs is None else round(ours - theirs, 6)
+
+    def value(self, row: str, column: str, unit: str, cell: Cell, paper: float | None = None) -> Row:
         """A measured number; its difference to the paper's only where the scale is the paper's."""
         found = cell.estimate
         verdict = '' if found is None else judge_value(self.scale, found, paper)
-        return self._row((artefact, row, column, unit), cell, paper, verdict, is_comparable(self.scale))
+        return self._row((row, column, unit), cell, paper, verdict, is_comparable(self.scale))
 
     def claim(
         self,
-        artefact: str,
         row: str,
         column: str,
         unit: str,
         cell: Cell,
         paper: float | None = None,
         expects_more: bool = True,
-        repeats: str = 'fine-tuning seed',
+        repeats: str = SEED,
     ) -> Row:
         """A difference between our models, beside the paper's difference between its own."""
         found = cell.estimate
         verdict = '' if found is None else judge_claim(self.scale, found, expects_more, repeats)
-        return self._row((artefact, row, column, unit), cell, paper, verdict, is_compared=True)
+        return self._row((row, column, unit), cell, paper, verdict, is_compared=True)
 
     def _row(
-        self, where: tuple[str, str, str, str], cell: Cell, paper: float | None, verdict: str, is_compared: bool
+        self, where: tuple[str, str, str], cell: Cell, paper: float | None, verdict: str, is_compared: bool
     ) -> Row:
         found = cell.estimate
         if found is None:
-            return Row(self.scale, *where, paper=paper, note=cell.missing)
+            return Row(self.scale, self.artefact, *where, paper=paper, note=cell.missing)
         return Row(
             self.scale,
+            self.artefact,
             *where,
-            value=found.value,
-            low=found.low,
-            high=found.high,
-            count=found.count,
+            **vars(found),
             paper=paper,
             difference=found.value - paper if is_compared and paper is not None else None,
             verdict=verdict,
-            source='demo' if self.scale == 'demo' else 'measured',
+            source='demo' if self.scale == DEMO else 'measured',
             trace=trace_records(cell.runs, cell.records),
         )
 
 
 def build_table1(book: Book) -> list[Row]:
-    glue = columns_of(book.scale, Role.glue)
-    found: dict[tuple[str, str], Cell] = {}
-    for model in (ROBERTA, MAE_LM):
-        for column in glue:
-            found[model.label, column.name] = score(book.evidence, model, column)
-        found[model.label, average_column(book.scale).name] = average_score(book.evidence, model)
-        for column in columns_of(book.scale, Role.squad):
-            found[model.label, column.name] = score(book.evidence, model, column)
-    names = [name for label, name in found if label == MAE_LM.label]
+    glue, squad = (columns_of(book.scale, role) for role in (Role.glue, Role.squad))
+    columns = [*glue, average_column(book.scale), *squad]
+    cells = {(model, c): score(book.evidence, model, c) for model in (ROBERTA, MAE_LM) for c in columns}
     rows = [
-        book.value('table1', model.label, name, PERCENT, found[model.label, name], book.paper_of(model, name))
-        for model in (ROBERTA, MAE_LM)
-        for name in names
+        book.value(model.label, c.name, PERCENT, cell, book.paper_of(model, c.name))
+        for (model, c), cell in cells.items()
     ]
-    gaps = []
-    for name in names:
-        gap = subtract(found[MAE_LM.label, name], found[ROBERTA.label, name])
-        gaps.append(book.claim('table1', GAP, name, POINTS, gap, _gap(book, name)))
-    return rows + gaps
+    for c in columns:
+        gap = subtract(cells[MAE_LM, c], cells[ROBERTA, c])
+        rows.append(book.claim(GAP, c.name, POINTS, gap, book.paper_gap(c.name)))
+    return rows
 
 
 def build_table2(book: Book) -> list[Row]:
-    name = average_column(book.scale).name
-    reference = average_score(book.evidence, MAE_LM)
-    published = book.paper_of(MAE_LM, name)
-    rows, gaps = [], []
-    for _, model in ABLATIONS:
-        cell, paper = average_score(book.evidence, model), book.paper_of(model, name)
-        rows.append(book.value('table2', model.label, name, PERCENT, cell, paper))
-        if model is not MAE_LM:
-            difference = None if paper is None or published is None else paper - published
-            label = f'{model.label} − MAE-LM'
-            gap = subtract(cell, reference)
-            gaps.append(book.claim('table2', label, name, POINTS, gap, difference, expects_more=False))
-    return rows + gaps
+    average = average_column(book.scale)
+    cells = {model: score(book.evidence, model, average) for model in ABLATIONS}
+    rows = [
+        book.value(model.label, average.name, PERCENT, cell, book.paper_of(model, average.name))
+        for model, cell in cells.items()
+    ]
+    for model in [model for model in cells if model is not MAE_LM]:
+        gap, paper = subtract(cells[model], cells[MAE_LM]), book.paper_gap(average.name, MAE_LM, model)
+        rows.append(book.claim(f'{model.label} − MAE-LM', average.name, POINTS, gap, paper, expects_more=False))
+    return rows
 
 
 def build_table3(book: Book) -> list[Row]:
-    stages = {'pretrained': 'pretrained'}  # column -> the paper's column
-    stages |= dict(zip(tasks_of(book.scale, (Role.mnli, Role.squad)), ('mnli', 'squad2'), strict=True))
+    mnli, squad = tasks_of(book.scale, (Role.mnli, Role.squad))
     rows, gaps = [], []
-    for column, theirs in stages.items():
+    for column, theirs in (('pretrained', 'pretrained'), (mnli, 'mnli'), (squad, 'squad2')):  # ours, the paper's
+        is_pretrained = column == 'pretrained'
         cells = {}
         for model in (ROBERTA, MAE_LM):
-            is_pretrained = column == 'pretrained'
-            cell = (
+            cells[model] = (
                 rank(book.evidence, model, 'rank_real')
                 if is_pretrained
                 else finetuned_rank(book.evidence, model, column)
             )
-            cells[model.label] = cell
-            rows.append(book.value('table3', model.label, column, RANK, cell, book.paper_of(model, theirs)))
-        repeats = 'checkpoint' if is_pretrained else 'fine-tuning seed'
-        gap = subtract(cells['MAE-LM'], cells['RoBERTa'])
-        gaps.append(book.claim('table3', GAP, column, RANK, gap, _gap(book, theirs), repeats=repeats))
+            rows.append(book.value(model.label, column, RANK, cells[model], book.paper_of(model, theirs)))
+        gap, repeats = subtract(cells[MAE_LM], cells[ROBERTA]), CHECKPOINT if is_pretrained else SEED
+        gaps.append(book.claim(GAP, column, RANK, gap, book.paper_gap(theirs), repeats=repeats))
     return rows + gaps
-
-
-def _gap(book: Book, column: str) -> float | None:
-    ours, baseline = book.paper_of(MAE_LM, column), book.paper_of(ROBERTA, column)
-    return None if ours is None or baseline is None else round(ours - baseline, 6)

@@ -5,6 +5,7 @@ from maelm_composer.reporting.estimate import Estimate
 
 NOT_COMPARABLE = "not comparable with the paper's absolute numbers"
 HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
+SEED, CHECKPOINT = 'fine-tuning seed', 'checkpoint'  # what is repeated
 
 
 def is_comparable(scale: str) -> bool:
@@ -25,7 +26,7 @@ def judge_value(scale: str, found: Estimate, paper: float | None) -> str:
     return f"{'above' if found.value > paper else 'below'} the paper's number, which lies outside the interval"
 
 
-def judge_claim(scale: str, found: Estimate, expects_more: bool, repeats: str = 'fine-tuning seed') -> str:
+def judge_claim(scale: str, found: Estimate, expects_more: bool, repeats: str = SEED) -> str:
     """A difference or a slope that the paper says is above zero (``expects_more``) or below.
 
     Args:

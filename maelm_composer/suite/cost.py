@@ -1,17 +1,10 @@
 """FLOPs, runs and bytes of a step, from its recipes alone. Pure, no torch."""
 
+import math
 from dataclasses import dataclass, replace
 
-from maelm_composer.config import (
-    CorpusConfig,
-    DecoderAttention,
-    EvaluationProtocol,
-    FinetuningConfig,
-    ModelConfig,
-    PretrainingConfig,
-    SelectionProtocol,
-)
-from maelm_composer.finetuning.search import count_runs, list_points
+from maelm_composer.config import DecoderAttention, FinetuningConfig, ModelConfig, PretrainingConfig
+from maelm_composer.finetuning.search import count_evaluations, count_runs, list_points
 from maelm_composer.finetuning.tasks import find_task
 from maelm_composer.model.cost import count_forward_flops, count_parameters
 from maelm_composer.training.plan import FORWARD_AND_BACKWARD
@@ -53,13 +46,8 @@ def count_training_flops(config: PretrainingConfig) -> int:
     if decoder is not None and decoder.attention is DecoderAttention.causal_cross:
         masked = config.model.max_seq_len  # it predicts every token
     per_row = FORWARD_AND_BACKWARD * sum(count_forward_flops(config.model, visible, masked).values())
-    return per_row * count_samples(config)
-
-
-def count_samples(config: PretrainingConfig) -> int:
-    """Rows of the whole run: whole batches."""
     batch = config.training.global_train_batch_size
-    return -(-config.training.max_samples // batch) * batch
+    return per_row * math.ceil(config.training.max_samples / batch) * batch
 
 
 def cost_pretraining(config: PretrainingConfig, num_checkpoints: int) -> Cost:
@@ -73,13 +61,9 @@ def cost_finetuning(config: FinetuningConfig, model: ModelConfig, task_name: str
     task = find_task(task_name)
     rows, dev_rows, length = TASK_SIZES[task_name]
     rows = min(rows, config.data.max_train_examples or rows)
-    points = list_points(config, task)
-    runs = count_runs(config, task)
+    points, runs = list_points(config, task), count_runs(config, task)
     epochs = sum(point.max_epochs for point in points) / len(points)
-    if config.sweep.selection is SelectionProtocol.full_grid:
-        runs = len(points) * len(config.sweep.seeds)
-    evaluations = 1.0 if config.evaluation is EvaluationProtocol.final else 2 * epochs
-    passes = FORWARD_AND_BACKWARD * epochs * rows + evaluations * dev_rows
+    passes = FORWARD_AND_BACKWARD * epochs * rows + count_evaluations(config, epochs) * dev_rows
     if config.measures_rank:
         passes += (epochs + 1) * dev_rows
     return Cost(runs * passes * _forward(model, min(length, config.max_seq_len, model.max_seq_len)), runs)
@@ -90,10 +74,6 @@ def cost_rank(model: ModelConfig, tokens: int) -> Cost:
     forward = 2 * _forward(model, model.max_seq_len) / model.max_seq_len
     gram = 2 * 2 * model.hidden_size**2 * (model.num_hidden_layers + 1)
     return Cost(tokens * (forward + gram))
-
-
-def cost_shards(config: CorpusConfig, tokens: float) -> Cost:
-    return Cost(disk_bytes=tokens * SHARD_BYTES_PER_TOKEN)
 
 
 def _forward(model: ModelConfig, length: int) -> float:

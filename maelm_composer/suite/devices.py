@@ -1,18 +1,18 @@
 """What a machine computes: published peaks of GPUs, a measurement of a CPU, and what earlier runs reached."""
 
-import json
 import os
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 
 from maelm_composer.errors import InputError
 from maelm_composer.records import collect_provenance
+from maelm_composer.suite.collect import read_json
 
 PEAKS = {'a100': 312e12, 'h100': 989e12, 'h200': 989e12}  # FLOP/s, dense bf16 (NVIDIA's data sheets, SXM)
 CPU = 'cpu'
@@ -73,7 +73,8 @@ def read_measured(records: Path, device: Device) -> Measured:
     here = collect_provenance({})
 
     def read(kind: str) -> list[dict[str, Any]]:
-        return [record for record in _read(records / kind) if _is_like(record, device, here)]
+        found = map(read_json, sorted((records / kind).glob('*.json')))
+        return [record for record in found if _is_like(record, device, here)]
 
     runs = [record for record in read('pretraining') if record['status'] == 'finished']
     speeds = [r['flops'] / (3600 * r['device_hours']) for r in runs if r.get('flops')]
@@ -84,13 +85,9 @@ def read_measured(records: Path, device: Device) -> Measured:
     ranks = [record['seconds'] for record in read('rank')]
     return Measured(
         median(speeds) if speeds else None,
-        {task: sum(seconds) / len(seconds) for task, seconds in tasks.items()},
+        {task: mean(seconds) for task, seconds in tasks.items()},
         median(ranks) if ranks else None,
     )
-
-
-def _read(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text(encoding='utf-8')) for path in sorted(folder.glob('*.json'))]
 
 
 def _is_like(record: dict[str, Any], device: Device, here: dict[str, Any]) -> bool:

@@ -1,11 +1,13 @@
 """What a list of artefacts needs at one scale, step by step, each once. Pure, no torch."""
 
 import functools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
@@ -60,7 +62,7 @@ class Suite:
         return [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
 
     def load_pretraining(self, model: Model) -> PretrainingConfig:
-        config = _load_pretraining(tuple(self.list_arguments(model)))
+        config: PretrainingConfig = _load(PretrainingConfig, tuple(self.list_arguments(model)))
         if config.run_name != model.run_name(self.scale):
             raise InputError(
                 f'{SETTINGS}/{self.scale}.yaml: pretraining names the run {config.run_name}, but its records are '
@@ -70,14 +72,17 @@ class Suite:
 
     def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
         """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``."""
+        measured = {d.model.overlays for artefact in ARTEFACTS for d in artefact.demands if d.finetuned_rank}
         own = {
             'checkpoint': self.run_folder(model) / name_checkpoint(samples),
             'save_folder': self.finetuning_folder,
             'sweep.tasks': f'[{",".join(tasks)}]',
-            # The same for every artefact, so that they share records.
-            'measures_rank': model.run_name(self.scale) in _list_measured(self.scale),
+            'measures_rank': model.overlays in measured,  # the same for every artefact, so that they share records
         }
-        return _load_finetuning((*self.settings.finetuning, *(f'{key}={value}' for key, value in own.items())))
+        config: FinetuningConfig = _load(
+            FinetuningConfig, (*self.settings.finetuning, *(f'{key}={value}' for key, value in own.items()))
+        )
+        return config
 
 
 def load_suite(scale: str, work: str | Path | None = None, results: str | Path = 'results') -> Suite:
@@ -109,7 +114,7 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
     """Everything that ``artefacts`` rest on, in the order in which it can be made; what they share comes once."""
     demands = [demand for artefact in artefacts for demand in artefact.demands]
     models: dict[str, Model] = {}
-    tasks: dict[tuple[str, int], list[str]] = {}
+    tasks: dict[tuple[str, int], dict[str, None]] = {}  # by run and checkpoint, in order
     ranked: dict[str, int] = {}
     for demand in demands:
         name = demand.model.run_name(suite.scale)
@@ -117,17 +122,14 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
         checkpoints = list_checkpoints(suite.load_pretraining(demand.model))
         if demand.roles:
             for samples in checkpoints if demand.every_checkpoint else checkpoints[-1:]:
-                tasks.setdefault((name, samples), []).extend(tasks_of(suite.scale, demand.roles))
+                tasks.setdefault((name, samples), {}).update(dict.fromkeys(tasks_of(suite.scale, demand.roles)))
         if demand.rank:
             ranked[name] = checkpoints[-1]
     return [
         Step(Kind.tokenizer),
         Step(Kind.shards),
         *(Step(Kind.pretraining, model) for model in models.values()),
-        *(
-            Step(Kind.finetuning, models[name], samples, tuple(dict.fromkeys(found)))
-            for (name, samples), found in tasks.items()
-        ),
+        *(Step(Kind.finetuning, models[name], samples, tuple(found)) for (name, samples), found in tasks.items()),
         *(Step(Kind.rank, models[name], samples) for name, samples in ranked.items()),
     ]
 
@@ -135,9 +137,9 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
 def list_checkpoints(config: PretrainingConfig) -> list[int]:
     """Samples at which the run saves: the first batch at or after each interval, and the last one."""
     batch, interval = config.training.global_train_batch_size, config.training.checkpoint_interval_samples
-    total = -(-config.training.max_samples // batch) * batch
-    due = {-(-multiple // batch) * batch for multiple in range(interval, total, interval)}
-    return sorted({samples for samples in due if samples < total} | {total})
+    total = math.ceil(config.training.max_samples / batch) * batch
+    due = {math.ceil(multiple / batch) * batch for multiple in range(interval, total, interval)}
+    return sorted({*due, total})
 
 
 def name_checkpoint(samples: int) -> str:
@@ -145,21 +147,9 @@ def name_checkpoint(samples: int) -> str:
     return f'samples-{samples:012d}'
 
 
-@functools.lru_cache(maxsize=128)  # planning asks for the same ones again and again
-def _load_pretraining(arguments: tuple[str, ...]) -> PretrainingConfig:
-    return load_config(PretrainingConfig, *_split(arguments))
-
-
-@functools.lru_cache(maxsize=128)
-def _load_finetuning(arguments: tuple[str, ...]) -> FinetuningConfig:
-    return load_config(FinetuningConfig, *_split(arguments))
-
-
-def _list_measured(scale: str) -> set[str]:
-    """Runs whose rank is measured during fine-tuning."""
-    return {
-        demand.model.run_name(scale) for artefact in ARTEFACTS for demand in artefact.demands if demand.finetuned_rank
-    }
+@functools.lru_cache(maxsize=256)  # planning asks for the same ones again and again
+def _load(root: type, entries: tuple[str, ...]) -> Any:
+    return load_config(root, *_split(entries))
 
 
 def _split(entries: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -21,16 +21,12 @@ DIGITS = {'percent': 1, 'points': 1, 'rank': 0, 'share': 3}
 
 
 def print_report(scale: str, results: Path) -> None:
-    """Tables 1 to 3 whole, of every figure its claims; the page has all of it.
-
-    Raises:
-        InputError: as :func:`maelm_composer.reporting.report.report`.
-    """
+    """As :func:`print_tables`, of the recorded results; raises as :func:`maelm_composer.reporting.report.report`."""
     print_tables(scale, build_tables(scale, results))
 
 
 def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:
-    """As :func:`print_report`, of rows by artefact."""
+    """Tables 1 to 3 whole, of every figure its claims, of rows by artefact; the page has all of it."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
     for name, rows in tables.items():
         console.print(Text(find_artefact(name).title, 'bold'))

@@ -1,6 +1,7 @@
 """A checkpoint and task files so small that a run takes about a second."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,10 @@ V, N = 320, 48
 GOOD = ['bright', 'kind', 'calm', 'warm']
 BAD = ['dull', 'cruel', 'loud', 'cold']
 FILLER = ['the', 'boy', 'sees', 'a', 'house', 'and', 'walks', 'to', 'town', 'with', 'his', 'dog']
+TEXTS = [' '.join([*GOOD, *BAD, *FILLER, 'how is it'] * 20)]
 SIZES = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'intermediate_size': 64}
+MODEL = ModelConfig(vocab_size=V, max_seq_len=N, decoder=DecoderConfig(**SIZES), **SIZES)
+SAMPLES, CHECKPOINT = 64, 'samples-000000000064'
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
@@ -78,21 +82,30 @@ def task_folder(tmp_path_factory) -> Path:
     return folder
 
 
+def write_tokenizer(folder: Path, texts: Sequence[str] = TEXTS, vocab_size: int = V, length: int = N) -> None:
+    save_tokenizer(train_tokenizer(texts, TokenizerConfig(vocab_size=vocab_size)), folder, length)
+
+
+def write_run(folder: Path, model: ModelConfig, weights: dict, remote: str, **record) -> Path:
+    """A run folder of pretraining as training leaves it, but for its tokenizer."""
+    (folder / CHECKPOINT).mkdir(parents=True)
+    config = PretrainingConfig(run_name=folder.name, save_folder=remote, data=DataConfig(remote=remote), model=model)
+    (folder / 'recipe.yaml').write_text(to_yaml(config))
+    record = {'run_name': folder.name, 'provenance': {'recipe_hash': 'r' * 64}, **record}
+    (folder / 'record.json').write_text(json.dumps(record))
+    save_file(weights, folder / CHECKPOINT / 'model.safetensors')
+    progress = {'samples': SAMPLES, 'training_seconds': 1.5}
+    (folder / CHECKPOINT / 'progress.json').write_text(json.dumps(progress))
+    (folder / 'latest').symlink_to(CHECKPOINT)
+    return folder
+
+
 @pytest.fixture(scope='session')
 def checkpoint(tmp_path_factory) -> Path:
-    """A run folder of pretraining, as training leaves it, with random weights."""
-    folder = tmp_path_factory.mktemp('runs') / 'tiny'
-    weights = folder / 'samples-000000000064'
-    weights.mkdir(parents=True)
-    model = ModelConfig(vocab_size=V, max_seq_len=N, decoder=DecoderConfig(**SIZES), **SIZES)
-    config = PretrainingConfig(run_name='tiny', save_folder=str(folder), data=DataConfig(remote='-'), model=model)
-    (folder / 'recipe.yaml').write_text(to_yaml(config))
-    (folder / 'record.json').write_text(json.dumps({'run_name': 'tiny', 'provenance': {'recipe_hash': 'r' * 64}}))
-    text = [' '.join([*GOOD, *BAD, *FILLER, 'how is it'] * 20)]
-    save_tokenizer(train_tokenizer(text, TokenizerConfig(vocab_size=V)), folder / 'tokenizer', N)
-    save_file(build_model(model, seed=1).state_dict(), weights / 'model.safetensors')
-    (weights / 'progress.json').write_text(json.dumps({'samples': 64, 'training_seconds': 1.5}))
-    (folder / 'latest').symlink_to(weights.name)
+    """A run folder of pretraining with random weights."""
+    parent = tmp_path_factory.mktemp('runs')
+    folder = write_run(parent / 'tiny', MODEL, build_model(MODEL, seed=1).state_dict(), remote=str(parent / 'shards'))
+    write_tokenizer(folder / 'tokenizer')
     return folder
 
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from maelm_composer.config import SpanConfig
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID
-from maelm_composer.finetuning.examples import _join, encode_texts, encode_windows, fit_span
+from maelm_composer.finetuning.examples import _join, encode_texts, fit_span, stack_windows
 from maelm_composer.finetuning.pretrained import load_pretrained
 from maelm_composer.finetuning.sources import SpanExample, TextExample
+from maelm_composer.finetuning.squad import build_windows
 from maelm_composer.finetuning.tasks import TASKS
 
 
@@ -61,7 +62,7 @@ def test_windows_and_answers_that_are_not_there(tokenizer):
         SpanExample('b', 'how is it', context, ('cold',), (3,)),
         SpanExample('c', 'how is it', context, (), ()),
     ]
-    inputs, num_left_out = encode_windows(examples, tokenizer, 48, SpanConfig())
+    inputs, num_left_out = stack_windows(build_windows(examples, tokenizer, 48, SpanConfig(), is_training=True))
     assert num_left_out == 1
     assert len(inputs) == 2
     (start, end), nothing = inputs.targets.tolist()

@@ -1,11 +1,12 @@
 """An exported folder, loaded by the Auto classes, computes what our model computes: 1e-5 in fp32, padding present."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import (
     AutoModel,
@@ -16,16 +17,7 @@ from transformers import (
     RobertaModel,
 )
 
-from maelm_composer.config import (
-    DataConfig,
-    DecoderConfig,
-    ModelConfig,
-    PretrainingConfig,
-    RelativePositionFunction,
-    TokenizerConfig,
-    TrainingConfig,
-)
-from maelm_composer.data.tokenizer import save_tokenizer, train_tokenizer
+from maelm_composer.config import RelativePositionFunction
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.export import export
 from maelm_composer.finetuning.model import FinetuningModel
@@ -33,11 +25,11 @@ from maelm_composer.finetuning.pretrained import load_pretrained
 from maelm_composer.finetuning.saved_model import save_model
 from maelm_composer.finetuning.tasks import TASKS
 from maelm_composer.model.maelm import build_model
-from maelm_composer.recipe import to_yaml
+
+from .conftest import CHECKPOINT, MODEL, SAMPLES, write_run, write_tokenizer
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
-V, N, SAMPLES = 300, 260, 64
-SIZES = {'hidden_size': 16, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'intermediate_size': 32}
+V, N = 300, 260
 TEXTS = ['every good boy does fine ' * 9, 'all cows eat grass, and some eat hay ' * 9]
 LONG = ' '.join(TEXTS)  # beyond the farthest bucket
 KINDS = {  # relative positions -> class; None: the class in the exported folder
@@ -58,7 +50,7 @@ def modules_cache(tmp_path, monkeypatch):
 @pytest.fixture(scope='session')
 def tokenizer(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp('tokenizer')
-    save_tokenizer(train_tokenizer(TEXTS, TokenizerConfig(vocab_size=V)), folder, N)
+    write_tokenizer(folder, TEXTS, V, N)
     return folder
 
 
@@ -67,35 +59,14 @@ def make_run(tmp_path, tokenizer):
     """``make_run(kind)`` -> a finished run of pretraining with random weights, biases and norms."""
 
     def make(kind: str) -> str:
-        model = ModelConfig(
-            vocab_size=V, max_seq_len=N, layer_norm_eps=1e-3, decoder=DecoderConfig(**SIZES), **SIZES, **KINDS[kind][0]
-        )
+        model = dataclasses.replace(MODEL, vocab_size=V, max_seq_len=N, layer_norm_eps=1e-3, **KINDS[kind][0])
         weights = build_model(model, seed=1).state_dict()
         generator = torch.Generator().manual_seed(2)
         weights = {name: torch.randn(value.shape, generator=generator) / 3 for name, value in weights.items()}
-        folder = tmp_path / kind
-        (folder / 'samples-64').mkdir(parents=True)
-        save_file(weights, folder / 'samples-64/model.safetensors')
-        (folder / 'samples-64/progress.json').write_text(json.dumps({'samples': SAMPLES}))
-        (folder / 'latest').symlink_to('samples-64')
+        identity = {'content hash of data.remote': 'd' * 64}
+        record = {'status': 'finished', 'samples': SAMPLES, 'eval_loss': 2.34567, 'eval_accuracy': 0.5}
+        folder = write_run(tmp_path / kind, model, weights, 's3://secret/here', identity=identity, **record)
         (folder / 'tokenizer').symlink_to(tokenizer)
-        config = PretrainingConfig(
-            run_name=kind,
-            save_folder='s3://secret/runs',
-            data=DataConfig(remote='s3://secret/shards'),
-            model=model,
-            training=TrainingConfig(max_samples=20_480_000),
-        )
-        (folder / 'recipe.yaml').write_text(to_yaml(config))
-        record = {
-            'status': 'finished',
-            'run_name': kind,
-            'samples': SAMPLES,
-            'identity': {'content hash of data.remote': 'd' * 64},
-            'eval_loss': 2.34567,
-            'eval_accuracy': 0.5,
-        }
-        (folder / 'record.json').write_text(json.dumps(record))
         return str(folder)
 
     return make
@@ -208,7 +179,7 @@ def test_the_card_says_what_is_known_and_no_address(make_run, tmp_path):
 
 def test_results_of_the_last_checkpoint_are_not_those_of_an_earlier_one(make_run, tmp_path):
     run = make_run('mpnet')
-    Path(run, 'samples-64/progress.json').write_text(json.dumps({'samples': 32}))
+    Path(run, CHECKPOINT, 'progress.json').write_text(json.dumps({'samples': 32}))
     export(run, str(tmp_path / 'exported'))
     assert '## Results' not in (tmp_path / 'exported/README.md').read_text()
 

@@ -12,49 +12,26 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import DistilBertConfig, DistilBertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
 
-from maelm_composer.config import (
-    DataConfig,
-    DecoderConfig,
-    Implementation,
-    ModelConfig,
-    PretrainingConfig,
-    TokenizerConfig,
-)
-from maelm_composer.data.tokenizer import save_tokenizer, train_tokenizer
+from maelm_composer.config import Implementation
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.pretrained import load_pretrained
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.huggingface import HuggingFaceEncoder
 from maelm_composer.model.maelm import build_model
-from maelm_composer.recipe import to_plain, to_yaml
+from maelm_composer.recipe import to_plain
 
-V, N = 300, 32
-SIZES = {'hidden_size': 16, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'intermediate_size': 32}
-MODEL = ModelConfig(vocab_size=V, max_seq_len=N, decoder=DecoderConfig(**SIZES), **SIZES)
+from .conftest import CHECKPOINT, MODEL, SIZES, N, V, write_tokenizer
+
 TOKENS = torch.arange(4, 12)[None], torch.arange(8)[None], torch.ones(1, 8, dtype=torch.long)
 HF_SETTINGS = {'vocab_size': V, 'max_position_embeddings': N + 2, 'pad_token_id': 1, **SIZES}
-CHECKPOINT = 'samples-000000000064'
-
-
-def write_tokenizer(folder: Path, vocab_size: int = V) -> None:
-    text = ['every good boy does fine ' * 9, 'all cows eat grass, and some eat hay ' * 9]
-    save_tokenizer(train_tokenizer(text, TokenizerConfig(vocab_size=vocab_size)), folder, N)
 
 
 @pytest.fixture
-def run(tmp_path) -> Path:
-    """A run folder as training leaves it."""
-    folder = tmp_path / 'run'
-    (folder / CHECKPOINT).mkdir(parents=True)
-    config = PretrainingConfig(
-        run_name='tiny', save_folder='-', data=DataConfig(remote=str(tmp_path / 'shards')), model=MODEL
-    )
-    (folder / 'recipe.yaml').write_text(to_yaml(config))
-    (folder / 'record.json').write_text(json.dumps({'run_name': 'tiny', 'provenance': {'recipe_hash': 'r' * 64}}))
-    write_tokenizer(folder / 'tokenizer')
-    save_file(build_model(MODEL, seed=1).state_dict(), folder / CHECKPOINT / 'model.safetensors')
-    (folder / CHECKPOINT / 'progress.json').write_text(json.dumps({'samples': 64, 'training_seconds': 1.5}))
-    (folder / 'latest').symlink_to(CHECKPOINT)
+def run(checkpoint, tmp_path) -> Path:
+    """A run folder of one's own; its shards would lie beside it."""
+    folder = shutil.copytree(checkpoint, tmp_path / 'run', symlinks=True)
+    recipe = folder / 'recipe.yaml'
+    recipe.write_text(recipe.read_text().replace(str(checkpoint.parent), str(tmp_path)))
     return folder
 
 
@@ -68,7 +45,7 @@ def test_our_own_checkpoint(run, path):
     pretrained = load_pretrained(f'{run}/{path}')
     assert torch.get_rng_state().equal(state)
     assert_close(pretrained.encoder(*TOKENS), expected_states(), rtol=0, atol=0)
-    assert (pretrained.hidden_size, pretrained.max_seq_len, pretrained.vocab_size) == (16, N, V)
+    assert (pretrained.hidden_size, pretrained.max_seq_len, pretrained.vocab_size) == (32, N, V)
     assert pretrained.config == MODEL
     identity = dict(pretrained.identity)
     assert len(identity.pop('hash')) == 64
@@ -87,6 +64,12 @@ def test_a_relative_address_stays_relative(run, monkeypatch):
     assert load_pretrained('run').identity['uri'] == f'run/{CHECKPOINT}'
     monkeypatch.chdir(run)
     assert load_pretrained('latest').identity['uri'] == f'./{CHECKPOINT}'
+
+
+def test_a_link_to_a_run_elsewhere(run, tmp_path):
+    (tmp_path / 'elsewhere').symlink_to(run)  # an absolute link
+    for path in ('elsewhere', 'elsewhere/latest'):
+        assert_close(load_pretrained(str(tmp_path / path)).encoder(*TOKENS), expected_states(), rtol=0, atol=0)
 
 
 def test_the_tokenizer_reads_special_tokens_as_text(run):
@@ -173,8 +156,8 @@ class TestBadCheckpoints:
 
     def test_other_shapes_than_the_recipe(self, run):
         recipe = run / 'recipe.yaml'
-        recipe.write_text(recipe.read_text().replace('intermediate_size: 32', 'intermediate_size: 48'))
-        with pytest.raises(InputError, match=r'intermediate.*is \(32.* in the checkpoint, \(48'):
+        recipe.write_text(recipe.read_text().replace('intermediate_size: 64', 'intermediate_size: 48'))
+        with pytest.raises(InputError, match=r'intermediate.*is \(64.* in the checkpoint, \(48'):
             load_pretrained(str(run))
 
     def test_a_missing_weight(self, run):
@@ -192,7 +175,7 @@ class TestBadCheckpoints:
             load_pretrained(str(run))
 
     def test_a_tokenizer_of_another_size(self, run):
-        write_tokenizer(run / 'tokenizer', V - 10)
+        write_tokenizer(run / 'tokenizer', vocab_size=V - 10)
         with pytest.raises(InputError, match=f'has {V - 10} tokens, the model {V}'):
             load_pretrained(str(run))
 
@@ -230,7 +213,7 @@ class TestHuggingFace:
         assert isinstance(ours.encoder, Encoder)
         assert isinstance(theirs.encoder, HuggingFaceEncoder)
         assert_close(ours.encoder(*TOKENS), theirs.encoder(*TOKENS), rtol=1e-5, atol=1e-5)
-        assert (ours.max_seq_len, ours.hidden_size) == (theirs.max_seq_len, theirs.hidden_size) == (N, 16)
+        assert (ours.max_seq_len, ours.hidden_size) == (theirs.max_seq_len, theirs.hidden_size) == (N, 32)
         assert ours.identity['hash'] == theirs.identity['hash']
         assert [p.identity['implementation'] for p in (ours, theirs)] == ['ours', 'huggingface']
         assert theirs.config is None
@@ -243,7 +226,7 @@ class TestHuggingFace:
 
     def test_what_is_not_ours_is_wrapped(self, tmp_path):
         config = DistilBertConfig(
-            vocab_size=V, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=N, pad_token_id=1
+            vocab_size=V, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=N, pad_token_id=1
         )
         folder = str(self.write(tmp_path / 'stock', DistilBertModel(config)))
         assert isinstance(load_pretrained(folder).encoder, HuggingFaceEncoder)
@@ -260,6 +243,6 @@ class TestHuggingFace:
             load_pretrained(str(stock))
 
     def test_a_tokenizer_with_more_tokens_than_the_model(self, stock):
-        write_tokenizer(stock, V + 2)
+        write_tokenizer(stock, vocab_size=V + 2)
         with pytest.raises(InputError, match=f'has {V + 2} tokens, its model only {V}'):
             load_pretrained(str(stock))

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from maelm_composer.finetuning.evaluation import build_evaluator
+from maelm_composer.finetuning import rank_curve
+from maelm_composer.finetuning.batching import collate
+from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.finetuning.pretrained import load_pretrained
-from maelm_composer.finetuning.rank_curve import RankCurve
+from maelm_composer.finetuning.rank_curve import rank_of_inputs
 from maelm_composer.finetuning.run import finetune
 from maelm_composer.finetuning.sources import load_task_data
 from maelm_composer.finetuning.tasks import find_task
@@ -31,12 +33,12 @@ def test_a_curve_has_a_point_before_the_first_epoch_and_after_each(name, configu
     assert predictions[0].read_text() == predictions[1].read_text()
 
 
-def test_the_first_point_is_the_checkpoints_own_and_the_encoder_is_left_in_its_mode(configure):
+def test_the_first_point_is_the_checkpoints_own_and_the_encoder_is_left_in_its_mode(configure, monkeypatch):
     config, task = configure('rte', max_epochs=1, measures_rank=True), find_task('rte')
     record = finetune(config)
     pretrained = load_pretrained(config.checkpoint)
     data = load_task_data(task, config.data)
-    inputs = build_evaluator(task, data.evaluation, config, pretrained.tokenizer, 48, config.span).inputs['dev']
+    inputs = Evaluator(task, data.evaluation, config, pretrained.tokenizer, 48, config.span).inputs['dev']
     rows = []
     for ids in inputs.input_ids:  # one by one: no padding
         ids = torch.from_numpy(ids).long()[None]
@@ -47,7 +49,12 @@ def test_the_first_point_is_the_checkpoints_own_and_the_encoder_is_left_in_its_m
     wanted = int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
     assert record['rank_curve'][0]['effective_rank'] == wanted
     model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, 0.1, seed=1).train()
-    curve = RankCurve(model.encoder, inputs, (0, 1, 2), pad_id=1)
-    curve.measure(0)
-    assert curve.points == record['rank_curve'][:1]
+    assert rank_of_inputs(model.encoder, inputs, (0, 1, 2), pad_id=1) == wanted
     assert model.encoder.training
+
+    total = sum(inputs.lengths)
+    monkeypatch.setattr(rank_curve, 'MAX_TOKENS', total // 2 + 1)  # every second row
+    seen = []
+    monkeypatch.setattr(rank_curve, 'collate', lambda i, rows, pad_id: seen.extend(rows) or collate(i, rows, pad_id))
+    rank_of_inputs(model.encoder, inputs, (0, 1, 2), pad_id=1)
+    assert sorted(seen) == list(range(0, len(inputs), 2))

@@ -7,8 +7,9 @@ import pytest
 from maelm_composer.config import SpanConfig, TaskDataConfig, TaskSource, TokenizerConfig
 from maelm_composer.data.tokenizer import train_tokenizer
 from maelm_composer.finetuning.batching import measure_padding, order_by_length
-from maelm_composer.finetuning.examples import encode_texts, encode_windows
+from maelm_composer.finetuning.examples import encode_texts, stack_windows
 from maelm_composer.finetuning.sources import load_task_data
+from maelm_composer.finetuning.squad import build_windows
 from maelm_composer.finetuning.tasks import GLUE, TASKS
 
 FOLDER = os.environ.get('MAELM_DATA')
@@ -47,11 +48,11 @@ def test_hardly_anything_is_computed_for_padding(name, tokenizer):
     data = load_task_data(TASKS[name], TaskDataConfig(TaskSource.files, FOLDER, NUM_TRAIN))
     assert len(data.evaluation[TASKS[name].eval_splits[0]]) == DEV_ROWS.get(name, pytest.approx(24_000, rel=0.7))
     if TASKS[name].kind == 'span':
-        inputs, num_left_out = encode_windows(data.train[:3000], tokenizer, 512, SpanConfig())
+        inputs, num_left_out = stack_windows(build_windows(data.train[:3000], tokenizer, 512, SpanConfig(), True))
         assert num_left_out < 30
     else:
         inputs = encode_texts(data.train, TASKS[name], tokenizer, 512)
-    lengths = [len(ids) for ids in inputs.input_ids]
+    lengths = inputs.lengths
     assert max(lengths) <= 512
     for size in (16, 32):
         share = measure_padding(lengths, order_by_length(lengths, size, seed=1, epoch=0))

@@ -23,7 +23,7 @@ from maelm_composer.config import (
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.fit import plan_evaluations
 from maelm_composer.finetuning.pretrained import load_pretrained
-from maelm_composer.finetuning.run import finetune, read_record, run_key, summarize
+from maelm_composer.finetuning.run import find_finished, finetune, run_key, summarize
 from maelm_composer.finetuning.sources import load_task_data
 from maelm_composer.finetuning.tasks import TASKS
 
@@ -156,8 +156,9 @@ def test_a_saved_model_gives_the_same_scores(configure):
     assert trained.encoder.token_embeddings.weight.equal(weights['encoder.token_embeddings.weight'])
 
 
-def test_a_loss_that_is_not_finite_names_the_step(configure):
-    config = configure('rte', learning_rate=1e30)
+@pytest.mark.parametrize('measures_rank', [False, True])  # a rank of such states would say something else
+def test_a_loss_that_is_not_finite_names_the_step(configure, measures_rank):
+    config = configure('rte', learning_rate=1e30, measures_rank=measures_rank)
     with pytest.raises(InputError, match=r'^the loss is not finite at step [2-9]: try a smaller learning_rate'):
         finetune(config)
     assert not Path(config.save_folder).exists()
@@ -177,14 +178,16 @@ def test_what_cannot_run_is_one_line(configure, change, message):
         finetune(dataclasses.replace(configure('rte'), **change))
 
 
-def test_a_record_that_is_none(tmp_path):
-    path = tmp_path / 'x.json'
-    assert read_record(path) is None
+def test_a_record_that_is_none(configure):
+    config = configure('rte')
+    path = Path(config.save_folder, 'x.json')
+    path.parent.mkdir()
+    assert find_finished(config, 'x') is None
     path.write_text('{"status": "failed"}')
-    assert read_record(path) is None
+    assert find_finished(config, 'x') is None
     path.write_text('{"sta')
     with pytest.raises(InputError, match='is not a record'):
-        read_record(path)
+        find_finished(config, 'x')
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The protocol's counts from the recipes themselves, and one rule of selection."""
 
-import json
 import random
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from maelm_composer.finetuning.search import (
     count_runs,
     list_points,
     list_tasks,
-    load_records,
     plan_grid,
     plan_repeats,
     select_point,
@@ -101,7 +99,7 @@ def test_the_best_point_is_repeated_on_the_other_seeds():
     records += [make_record(0.1, (1e-5, 32, 2, 0.06), seed) for seed in (1, 2)]
     result = conclude(config, find_task('rte'), records)
     assert (result.point, [r['seed'] for r in result.records]) == (Point(1e-5, 32, 2, 0.06), [3, 1, 2])
-    assert (result.summary.median, result.num_finished, result.num_planned) == (0.1, 6, 6)
+    assert (result.summary.median, len(result.finished), result.num_planned) == (0.1, 6, 6)
 
 
 def test_a_full_grid_is_decided_by_the_median():
@@ -128,25 +126,13 @@ def test_ties_and_failures_do_not_depend_on_the_order_of_the_records():
     assert select_point(failed) is None
     assert plan_repeats(make_config(), find_task('rte'), failed) == []
     result = conclude(make_config(), find_task('rte'), failed)
-    assert (result.point, result.records, result.num_finished) == (None, [], 0)
+    assert (result.point, result.records, result.finished) == (None, [], [])
 
 
 def test_avg_counts_mnli_matched_once_and_needs_all_eight():
     medians = dict(zip(GLUE, [0.844, 0.917, 0.918, 0.934, 0.631, 0.769, 0.89, 0.88], strict=True))
-    tasks = [TaskResult(find_task(name), None, [make_record(score)], 1, 1) for name, score in medians.items()]
+    tasks = [TaskResult(find_task(name), None, [make_record(score)], [], 1) for name, score in medians.items()]
     assert SweepResult(tasks, []).average == pytest.approx(sum(medians.values()) / 8)
-    squad = TaskResult(find_task('squad2'), None, [make_record(0.1)], 1, 1)
+    squad = TaskResult(find_task('squad2'), None, [make_record(0.1)], [], 1)
     assert SweepResult([*tasks, squad], []).average == SweepResult(tasks, []).average
     assert SweepResult(tasks[1:], []).average is None
-
-
-def test_only_records_are_loaded(tmp_path):
-    (tmp_path / 'b.json').write_text(json.dumps(make_record(0.5)))
-    (tmp_path / 'a.json').write_text(json.dumps(make_record(None, status='failed')))
-    (tmp_path / 'rank.json').write_text('{"kind": "rank"}')
-    (tmp_path / 'b.predictions.jsonl').write_text('{"kind": "finetuning"}\n{}')
-    assert [record['status'] for record in load_records(tmp_path)] == ['failed', 'finished']
-    assert load_records(tmp_path / 'nowhere') == []
-    (tmp_path / 'c.json').write_text('{')
-    with pytest.raises(InputError, match=r'c.json is not a record'):
-        load_records(tmp_path)

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet
@@ -12,13 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from maelm_composer.config import SpanConfig, TokenizerConfig
 from maelm_composer.data.tokenizer import save_tokenizer, train_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.squad import (
-    AnswerNotInContext,
-    build_all_windows,
-    build_windows,
-    encode_texts,
-    predict_answers,
-)
+from maelm_composer.finetuning.sources import SpanExample
+from maelm_composer.finetuning.squad import build_windows, encode_texts, predict_answers
 
 FOLDER = os.environ.get('MAELM_DATA')
 CONTEXT = (
@@ -36,11 +30,18 @@ def tokenizer(tmp_path_factory) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def build(tokenizer, answer=None, max_seq_len=512, question='Who?', is_training=True, start=None, **span):
-    """Windows of CONTEXT; an answer begins where it stands, unless ``start`` says otherwise."""
-    place = [] if answer is None else [CONTEXT.index(answer) if start is None else start]
-    texts = [] if answer is None else [answer]
-    return build_windows(question, CONTEXT, texts, place, tokenizer, max_seq_len, SpanConfig(**span), is_training)
+def ask(answer=None, start=None, question='Who?', context=CONTEXT):
+    """An answer begins where it stands, unless ``start`` says otherwise."""
+    if answer is None:
+        return SpanExample('q', question, context, (), ())
+    return SpanExample('q', question, context, (answer,), (context.index(answer) if start is None else start,))
+
+
+def build(tokenizer, *example, max_seq_len=512, question='Who?', is_training=True, context=CONTEXT, **span):
+    """Windows of one example."""
+    examples = [ask(*example, question=question, context=context)]
+    (windows,) = build_windows(examples, tokenizer, max_seq_len, SpanConfig(**span), is_training)
+    return windows
 
 
 def say(window, text=CONTEXT):
@@ -110,44 +111,29 @@ def test_no_answer_and_evaluation_have_no_target(tokenizer):
 
 
 def test_white_space_and_a_start_nearby_are_tolerated(tokenizer):
-    (window,) = build(tokenizer, 'Ålesund and São', start=CONTEXT.index('Ålesund') + 3)
+    (window,) = build(tokenizer, 'Ålesund and São', CONTEXT.index('Ålesund') + 3)
     assert say(window) == 'Ålesund  and\nSão'
     repeated = 'the the the the the the the the the the the the'
-    (window,) = build_windows('?', repeated, ['the'], [20], tokenizer, 512, SpanConfig(), True)
+    (window,) = build(tokenizer, 'the', 20, context=repeated)
     assert window.offsets[window.start][0] in (20, 19)
 
 
 @pytest.mark.parametrize(
     'answer, start', [('Germany', 0), ('France', 0), ('france', CONTEXT.index('France')), (' ', 3)]
 )
-def test_an_answer_that_is_not_there_is_told(tokenizer, answer, start):
-    with pytest.raises(AnswerNotInContext):
-        build(tokenizer, answer, start=start)
-    build(tokenizer, answer, start=start, is_training=False)
-
-
-def make_example(number, answer=None, start=None):
-    place = [] if answer is None else [CONTEXT.index(answer) if start is None else start]
-    return SimpleNamespace(
-        id=str(number),
-        question=f'Who {number}?',
-        context=CONTEXT,
-        answers_text=[] if answer is None else [answer],
-        answer_starts=place,
-    )
+def test_an_answer_that_is_not_there_gives_no_window(tokenizer, answer, start):
+    assert build(tokenizer, answer, start) == []
+    assert build(tokenizer, answer, start, is_training=False)
 
 
 @pytest.mark.parametrize('is_training', [True, False])
 def test_all_at_once_is_one_by_one(tokenizer, is_training):
-    examples = [make_example(0, 'France'), make_example(1), make_example(2, 'Germany', 5), make_example(3, '東京')]
+    answers = [('France',), (), ('Germany', 5), ('東京',)]
+    examples = [ask(*answer, question=f'Who {i}?') for i, answer in enumerate(answers)]
     span = SpanConfig(doc_stride=16)
-    together = list(build_all_windows(examples, tokenizer, 48, span, is_training))
-    for example, windows in zip(examples, together, strict=True):
-        arguments = (*list(vars(example).values())[1:], tokenizer, 48, span, is_training)
-        if is_training and example.answers_text == ['Germany']:
-            assert windows == []
-        else:
-            assert windows == build_windows(*arguments)
+    together = list(build_windows(examples, tokenizer, 48, span, is_training))
+    assert together == [next(build_windows([example], tokenizer, 48, span, is_training)) for example in examples]
+    assert [bool(windows) for windows in together] == [True, True, not is_training, True]
 
 
 @pytest.mark.parametrize('doc_stride', [9, 10])  # ties fall elsewhere
@@ -167,8 +153,7 @@ def test_one_window_shows_most_around_each_token(tokenizer, doc_stride):
 
 
 def predict(windows, start, end, **span):
-    example = SimpleNamespace(id='q', context=CONTEXT)
-    return predict_answers([example], [windows], start, end, SpanConfig(**span))[0]
+    return predict_answers([ask()], [windows], start, end, SpanConfig(**span))[0]
 
 
 def test_prediction_equals_brute_force(tokenizer):
@@ -187,14 +172,9 @@ def test_prediction_equals_brute_force(tokenizer):
         score, text = max((score, text) for score, text in best if text)
         null = min(s[0] + e[0] for s, e in zip(start, end, strict=True))
         prediction = predict(windows, start, end, n_best=60, max_answer_length=7)
-        assert prediction['text'] == text
-        assert prediction['text'] in CONTEXT
+        assert prediction['prediction'] == text
+        assert prediction['prediction'] in CONTEXT
         assert prediction['null_score_difference'] == pytest.approx(null - score, abs=1e-12)
-        ranked: dict[str, float] = {}
-        for score, text in sorted((pair for pair in best if pair[1]), reverse=True):
-            ranked.setdefault(text, score)
-        expected = list(ranked.items())[:60]
-        assert [(n['text'], pytest.approx(n['score'])) for n in prediction['n_best']] == expected
 
 
 def test_only_the_best_starts_and_ends_are_paired(tokenizer):
@@ -204,9 +184,9 @@ def test_only_the_best_starts_and_ends_are_paired(tokenizer):
     start[[first + 9, first + 2]] = 5, 4
     end[[first + 4, first + 10]] = 6, 1
     one = predict([window], [start], [end], n_best=1)
-    assert one['text'] == ''  # the best end lies before the best start
+    assert one['prediction'] == ''  # the best end lies before the best start
     two = predict([window], [start], [end], n_best=2)
-    assert two['text'] == CONTEXT[window.offsets[first + 2][0] : window.offsets[first + 4][1]]
+    assert two['prediction'] == CONTEXT[window.offsets[first + 2][0] : window.offsets[first + 4][1]]
     assert two['null_score_difference'] == -18 - 10
 
 
@@ -214,7 +194,7 @@ def test_masked_scores_are_no_candidates(tokenizer):
     (window,) = build(tokenizer, is_training=False)
     start, end = np.full(200, -np.inf), np.full(200, -np.inf)
     start[0] = end[0] = 1.0
-    assert predict([window], [start], [end]) == {'id': 'q', 'text': '', 'null_score_difference': 2.0, 'n_best': []}
+    assert predict([window], [start], [end]) == {'id': 'q', 'prediction': '', 'null_score_difference': 2.0}
 
 
 def test_scores_that_do_not_fit_are_refused(tokenizer):
@@ -234,18 +214,12 @@ def test_real_answers_are_found_and_scored(tokenizer):
     """A model that is sure of the first gold answer says it: what remains is pieces that end beyond a word."""
     rows = pyarrow.parquet.read_table(Path(str(FOLDER), 'squad_v2/dev.parquet')).to_pylist()[::8]
     examples = [
-        SimpleNamespace(
-            id=row['id'],
-            question=row['question'],
-            context=row['context'],
-            answers_text=row['answers']['text'],
-            answer_starts=row['answers']['answer_start'],
-        )
-        for row in rows
+        SpanExample(r['id'], r['question'], r['context'], r['answers']['text'], r['answers']['answer_start'])
+        for r in rows
     ]
     span = SpanConfig(max_answer_length=200)
-    targets = list(build_all_windows(examples, tokenizer, 384, span, is_training=True))
-    windows = list(build_all_windows(examples, tokenizer, 384, span, is_training=False))
+    targets = list(build_windows(examples, tokenizer, 384, span, is_training=True))
+    windows = list(build_windows(examples, tokenizer, 384, span, is_training=False))
     start, end = [], []
     for of_example in targets:
         for window in of_example:
@@ -254,9 +228,9 @@ def test_real_answers_are_found_and_scored(tokenizer):
     predictions = predict_answers(examples, windows, start, end, span)
     right = 0
     for example, prediction in zip(examples, predictions, strict=True):
-        assert prediction['text'] in example.context
+        assert prediction['prediction'] in example.context
         if example.answers_text:
-            right += example.answers_text[0] in prediction['text']
+            right += example.answers_text[0] in prediction['prediction']
         else:
             assert prediction['null_score_difference'] > 0
     assert right / sum(bool(example.answers_text) for example in examples) > 0.97

@@ -19,7 +19,6 @@ from maelm_composer.finetuning.squad_metric import (
 )
 
 FOLDER = os.environ.get('MAELM_DATA')
-needs_data = pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder with squad_v2/dev.parquet')
 DIGITS = {'rel': 0, 'abs': 1e-12}
 
 
@@ -108,10 +107,6 @@ def test_the_best_threshold_is_the_best_of_all(seed):
     assert threshold == 0.0 if never else scores[threshold] == pytest.approx(best, **DIGITS)
 
 
-def read_dev():
-    return pyarrow.parquet.read_table(Path(str(FOLDER), 'squad_v2/dev.parquet')).to_pylist()
-
-
 def distort(text, context, random_state):
     """What a model might say: right, nearly right, or nonsense in ways that the rules treat specially."""
     words = context.split()
@@ -134,10 +129,10 @@ def distort(text, context, random_state):
     )
 
 
-@needs_data
+@pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder with squad_v2/dev.parquet')
 @pytest.mark.parametrize('has_ties', [False, True])
 def test_the_whole_dev_set_equals_the_official_rules(has_ties):
-    rows = read_dev()
+    rows = pyarrow.parquet.read_table(Path(str(FOLDER), 'squad_v2/dev.parquet')).to_pylist()
     random_state = random.Random(1)
     gold = {row['id']: row['answers']['text'] for row in rows}
     predictions = {

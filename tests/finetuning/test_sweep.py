@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import RobertaConfig, RobertaModel
 
 from maelm_composer.cluster import start_ray
 from maelm_composer.config import FinetuningConfig
+from maelm_composer.data.special_tokens import PAD_ID
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.search import load_records
 from maelm_composer.finetuning.sweep import sweep
 from maelm_composer.recipe import load_config
+
+from .conftest import SIZES, N, V
 
 LEARNING_RATES = 'sweep.search.glue_small.learning_rate'
 RECIPE = """
@@ -103,6 +108,10 @@ def wait_for(condition: Callable[[], object], seconds: float = 90) -> None:
         time.sleep(0.02)
 
 
+def load_records(folder: str | Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(Path(folder).glob('*.json'))]
+
+
 def outcomes(folder: str | Path) -> dict[str, tuple]:
     """By key, all of a run that does not depend on how long things took."""
     found = {}
@@ -156,7 +165,7 @@ def test_a_grid_on_one_seed_then_the_best_point_on_all(undisturbed, recipe, fold
         assert vars(result.point) in [record['point'] for record in grid if record['score'] == best]
         assert [record['seed'] for record in result.records] == [1, 2, 3]
         assert result.summary.median == np.median([record['score'] for record in result.records])
-        assert (result.num_finished, result.num_planned) == (6, 6)
+        assert (len(result.finished), result.num_planned) == (6, 6)
     assert undisturbed.failures == []
     assert undisturbed.average is None
     assert not list(Path('undisturbed').glob('.*'))  # no claim, no half of a file
@@ -166,6 +175,29 @@ def test_a_grid_on_one_seed_then_the_best_point_on_all(undisturbed, recipe, fold
     assert {path: path.stat().st_mtime_ns for path in Path('undisturbed').iterdir()} == written
     assert again == undisturbed
     assert capsys.readouterr().err == ''  # a line a run, and there was none
+
+
+@pytest.mark.parametrize('task', ['rte', 'stsb', 'squad2'])
+def test_a_hugging_face_encoder_and_its_import_train_to_the_same_loss(recipe, checkpoint, task):
+    """Through the sweep: the stock class as it is, and our encoder with its weights."""
+    torch.manual_seed(0)
+    stock = RobertaModel(RobertaConfig(vocab_size=V, max_position_embeddings=N + 2, pad_token_id=PAD_ID, **SIZES))
+    stock.save_pretrained('stock')
+    shutil.copytree(checkpoint / 'tokenizer', 'stock', dirs_exist_ok=True)
+    found = {}
+    for implementation in ('huggingface', 'ours'):
+        folder = f'{implementation}-{task}'
+        result = sweep(
+            recipe(
+                *('checkpoint=stock', f'implementation={implementation}', f'save_folder={folder}', 'dropout=0'),
+                *(f'sweep.tasks=[{task}]', 'sweep.seeds=[1]', 'sweep.search.squad2={max_epochs: [1]}'),
+                'sweep.search.glue_small={max_epochs: [2]}',
+            )
+        )
+        (record,) = result.tasks[0].records
+        assert record['checkpoint']['implementation'] == implementation
+        found[implementation] = record['train_loss']
+    assert found['ours'] == pytest.approx(found['huggingface'], abs=1e-4)
 
 
 def test_a_killed_workers_run_is_made_again(undisturbed, recipe):
@@ -200,7 +232,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(recipe, capsys):
     assert failure['error'].startswith('the loss is not finite at step')
     assert 'lr 1e+30' in capsys.readouterr().err
     (of_task,) = result.tasks
-    assert (of_task.point.learning_rate, len(of_task.records), of_task.num_finished) == (1e-3, 3, 3)
+    assert (of_task.point.learning_rate, len(of_task.records), len(of_task.finished)) == (1e-3, 3, 3)
     path = Path('failing', f'{failure["key"]}.json')
     before = path.stat().st_mtime_ns
     assert len(sweep(recipe(*overrides)).failures) == 1

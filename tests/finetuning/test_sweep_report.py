@@ -18,7 +18,7 @@ def make_record(name, score, seed=1, status='finished'):
 
 def make_result(name, scores):
     records = [make_record(name, score, seed) for seed, score in enumerate(scores, start=1)]
-    return TaskResult(find_task(name), POINT if records else None, records, len(records), 68)
+    return TaskResult(find_task(name), POINT if records else None, records, records, 68)
 
 
 def test_the_table_the_average_and_the_failures(capsys):

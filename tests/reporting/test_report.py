@@ -35,13 +35,6 @@ def hash_files(folder):
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-@pytest.fixture
-def full(archive):
-    made = archive('small')
-    made.add_everything()
-    return made
-
-
 def test_made_again_in_another_process_without_torch_it_is_the_same_to_the_byte(full):
     page = report('small', full.results)
     before = hash_files(full.results)

@@ -1,4 +1,4 @@
-"""The checkout as the working folder, a suite that has done nothing yet, and one record of each kind."""
+"""The checkout as the working folder, a suite that has done nothing yet, and a record of a run."""
 
 import json
 import os
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from maelm_composer.records import collect_provenance
 from maelm_composer.suite.steps import Suite, load_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,20 +24,13 @@ def demo(tmp_path: Path) -> Suite:
     return load_suite('demo', tmp_path / 'work', tmp_path / 'results')
 
 
-def write(path: Path, record: dict) -> Path:
+def write_record(path: Path, record: dict) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record))
     return path
 
 
-@pytest.fixture
-def write_record():
-    return write
-
-
-def describe_run(name: str, **changes: object) -> dict:
-    from maelm_composer.records import collect_provenance
-
+def make_run(name: str, **changes: object) -> dict:
     return {
         'run_name': name,
         'status': 'finished',
@@ -47,8 +41,3 @@ def describe_run(name: str, **changes: object) -> dict:
         'provenance': collect_provenance({}) | {'cpu_count': os.cpu_count()},
         **changes,
     }
-
-
-@pytest.fixture
-def make_run():
-    return describe_run

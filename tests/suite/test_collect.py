@@ -6,6 +6,8 @@ import pytest
 
 from maelm_composer.suite.collect import CURVE_ROWS, collect_finetunings, collect_rank, collect_run, thin_curve
 
+from .conftest import write_record
+
 HEAD = 'samples,train_loss,eval_loss'
 
 
@@ -18,7 +20,7 @@ def finetuning(key, run='demo', samples=9600, task='rte'):
 
 
 @pytest.fixture
-def records(tmp_path, write_record):
+def records(tmp_path):
     """Of the run demo and of another."""
     folder = tmp_path / 'records'
     write_record(folder / 'pretraining/demo.json', {'run_name': 'demo', 'identity': {'seed': 17}})
@@ -32,29 +34,24 @@ def records(tmp_path, write_record):
 
 
 @pytest.mark.parametrize('seed, left', [(17, ['cola', 'early', 'old', 'other']), (18, ['other'])])
-def test_another_run_of_the_same_name_takes_the_old_ones_records_away(tmp_path, records, write_record, seed, left):
+def test_another_run_of_the_same_name_takes_the_old_ones_records_away(tmp_path, records, seed, left):
     run = {'run_name': 'demo', 'identity': {'seed': seed}, 'samples': 9600}
     write_record(tmp_path / 'demo/record.json', run)
     (tmp_path / 'demo/metrics.csv').write_text(f'{HEAD}\n64,7.0,\n')
-    collect_run(tmp_path / 'demo', records, {'flops': 5})
-    assert json.loads((records / 'pretraining/demo.json').read_text()) == run | {'flops': 5}
+    collect_run(tmp_path / 'demo', records)
+    assert json.loads((records / 'pretraining/demo.json').read_text()) == run
     assert names(records / 'finetuning') == [f'{key}.json' for key in left]
     assert names(records / 'rank') == ([] if seed == 18 else ['r.json'])
 
 
-def test_records_of_another_protocol_go_and_all_others_stay(tmp_path, records, write_record):
-    write_record(tmp_path / 'work/new.json', finetuning('new'))
-    collect_finetunings(tmp_path / 'work', ['new', 'never-made'], records, 'demo', 9600, 'rte')
+def test_records_of_another_protocol_go_and_all_others_stay(records):
+    collect_finetunings([finetuning('new')], records, 'demo', 9600, 'rte')
     assert names(records / 'finetuning') == ['cola.json', 'early.json', 'new.json', 'other.json']
 
 
 def test_a_checkpoint_has_one_rank_record(records):
-    for key in ('one', 'two'):
-        collect_rank({'key': key, 'checkpoint': {'run_name': 'demo', 'samples': 9600, 'uri': 'x'}}, records)
-    collect_rank(
-        {'key': 'other', 'checkpoint': {'run_name': 'demo-roberta', 'samples': 9600, 'uri': '/a/machine/latest'}},
-        records,
-    )
+    for key, run in (('one', 'demo'), ('two', 'demo'), ('other', 'demo-roberta')):
+        collect_rank({'key': key, 'checkpoint': {'run_name': run, 'samples': 9600, 'uri': 'x'}}, records)
     assert names(records / 'rank') == ['other.json', 'two.json']
 
 

@@ -1,6 +1,7 @@
 """Making what is missing: whole, killed, and while another is at work."""
 
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from maelm_composer.errors import InputError
 from maelm_composer.reporting.artefacts import MAE_LM
-from maelm_composer.suite.run import hold, run_suite
-from maelm_composer.suite.steps import Suite, load_suite
+from maelm_composer.suite import run
+from maelm_composer.suite.steps import Kind, Step, Suite, load_suite
 
 TINY = {
     'data': ['tokenizer.vocab_size=600', 'sources=[{kind: documentation, max_documents: 600}]'],
@@ -98,9 +100,29 @@ def test_a_killed_suite_ends_with_the_same_records(tmp_path):
     assert read_records(killed) == wanted
 
 
+def test_every_model_of_a_suite_can_be_compiled(demo, monkeypatch):
+    """torch gives up on a function after eight versions, and so does a compiled model that must be one graph."""
+
+    class Scale(torch.nn.Module):
+        def forward(self, x):
+            return x * self.factor
+
+    def train(config):
+        model = Scale()
+        model.factor = next(factors)
+        model.compile(fullgraph=True, dynamic=False, backend='eager')
+        model(torch.ones(2))
+
+    factors = itertools.count(2)
+    monkeypatch.setattr(run, 'pretrain', train)
+    monkeypatch.setattr(run, 'collect_run', lambda *_: None)
+    for _ in range(17):
+        run.make(demo, Step(Kind.pretraining, MAE_LM))
+
+
 def test_two_suites_do_not_work_in_one_folder(demo, monkeypatch):
-    with hold(demo.work), pytest.raises(InputError, match='another benchmark suite is at work in'):
-        run_suite(demo, [])
-    with hold(demo.work):  # free again
+    with run.hold(demo.work), pytest.raises(InputError, match='another benchmark suite is at work in'):
+        run.run_suite(demo, [])
+    with run.hold(demo.work):  # free again
         pass
     assert not demo.run_folder(MAE_LM).exists()
