@@ -7,13 +7,13 @@ A file is there completely or not at all: local files are written under a tempor
 import contextlib
 import functools
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from maelm_composer.errors import InputError
+from maelm_composer.records import write_bytes
 
 
 def join(url: str, *names: str) -> str:
@@ -59,18 +59,7 @@ def write_file(url: str, content: bytes) -> None:
         with _s3_errors(url):
             _s3_client(os.getpid()).put_object(Bucket=bucket, Key=key, Body=content)
         return
-    path = Path(url)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two runs that fill one cache must not write into each other's file.
-    descriptor, temporary = tempfile.mkstemp(prefix=f'.{path.name}.', dir=path.parent)
-    try:
-        with os.fdopen(descriptor, 'wb') as file:
-            file.write(content)
-            os.fchmod(descriptor, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_bytes(Path(url), content)
 
 
 def list_names(url: str) -> list[str]:
@@ -94,12 +83,6 @@ def write_folder(url: str, folder: Path) -> None:
 def _split(url: str) -> tuple[str, str]:
     bucket, _, key = url.removeprefix('s3://').partition('/')
     return bucket, key
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @functools.lru_cache(maxsize=1)

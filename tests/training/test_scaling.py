@@ -29,7 +29,7 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_parameters
 from maelm_composer.model.layer import Layer
 from maelm_composer.model.maelm import build_model
-from maelm_composer.recipe import load_config
+from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.training import scaling
 from maelm_composer.training.callbacks import parse_metrics
 from maelm_composer.training.run import pretrain
@@ -216,8 +216,6 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(recipe, start, wait_for, shar
 
 
 if __name__ == '__main__':
-    pairs = [argument for argument in sys.argv[1:] if '=' in argument]
-    files = [argument for argument in sys.argv[1:] if '=' not in argument]
-    traffic = count_traffic(load_config(PretrainingConfig, files, pairs))
+    traffic = count_traffic(load_config(PretrainingConfig, *split_arguments(sys.argv[1:])))
     if os.environ.get('RANK', '0') == '0':
         print(json.dumps(traffic), flush=True)
