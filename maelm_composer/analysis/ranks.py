@@ -1,7 +1,6 @@
 """The rank record of a checkpoint: effective rank per layer, and the [MASK]s' subspace (Table 3, Figures 1 and 5)."""
 
 import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, meas
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import find_checkpoint, read_recipe
 from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained
+from maelm_composer.recipe import hash_json
 from maelm_composer.records import collect_provenance, write_json
 
 
@@ -73,7 +73,7 @@ def analyze_ranks(
     source = _find_rows(pretrained, checkpoint, data, text)
     plain = {**asdict(options), 'precision': options.precision.name}
     decisive = [pretrained.identity['hash'], pretrained.identity['implementation'], source.identity['hash'], plain]
-    key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+    key = hash_json(decisive)[:16]
     path = Path(folder, f'{key}.json')
     if path.exists():
         existing: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
