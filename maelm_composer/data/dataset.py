@@ -59,7 +59,7 @@ class _VerifiedStream(Stream):
 
 
 class PretrainingRows(StreamingDataset):
-    """The rows of a split, 'train' shuffled anew in every pass, 'validation' as they stand, cut to whole global batches.
+    """The rows of a split in whole global batches: 'train' shuffled anew in every pass, 'validation' as they stand.
 
     Yields ``{'input_ids': (N,) uint16 or uint32, 'row': int, 'epoch': int}``.
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from maelm_composer.config import AttentionBackend
+from maelm_composer.errors import InputError
 
 BiasEntry = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, query and key indices
 
@@ -34,9 +35,8 @@ def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative:
     Padding is a segment of its own (0), so that no row of scores is empty.
     """
     is_other = query_segments[:, None, :, None] != key_segments[:, None, None, :]
-    if relative is not None:
-        return relative.masked_fill(is_other, float('-inf'))
-    return torch.zeros_like(is_other, dtype=torch.float32).masked_fill(is_other, float('-inf'))
+    bias = torch.zeros_like(is_other, dtype=torch.float32) if relative is None else relative
+    return bias.masked_fill(is_other, float('-inf'))
 
 
 def build_flex_bias(query_segments: Tensor, key_segments: Tensor, relative: BiasEntry | None) -> FlexBias:
@@ -56,15 +56,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Bias, dropout: float
     """Softmax(Q K^T / sqrt(d_h) + bias) V.
 
     Args:
-        query: (B, H, Q, Dh)
-        key: (B, H, K, Dh)
-        value: (B, H, K, Dh)
-        bias: (B, 1 or H, Q, K), -inf where a query must not look
-        dropout: of the attention probabilities, 0 outside training
-        backend: ``dense`` or ``sdpa``; a :class:`FlexBias` is for ``flex`` alone
-
-    Returns:
-        (B, H, Q, Dh)
+        query: (B, H, Q, Dh); key and value: (B, H, K, Dh); the result is (B, H, Q, Dh).
+        dropout: of the attention probabilities, 0 outside training.
+        backend: ``dense`` or ``sdpa``; a :class:`FlexBias` is for ``flex`` alone.
     """
     if isinstance(bias, FlexBias):
         assert not dropout, 'FlexAttention has no dropout'
@@ -100,11 +94,11 @@ def choose_backend(
         is_plain_self_attention: bidirectional, without cross-attention.
 
     Raises:
-        ValueError: ``flex`` was asked for where it cannot be.
+        InputError: ``flex`` was asked for where it cannot be.
     """
     can_flex = is_plain_self_attention and not dropout
     if requested is AttentionBackend.flex and not can_flex:
-        raise ValueError(
+        raise InputError(
             'training.attention flex needs attention_probs_dropout_prob 0 and, in a decoder, attention bidirectional'
         )
     if requested is not AttentionBackend.auto:

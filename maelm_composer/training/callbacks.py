@@ -165,12 +165,8 @@ class MetricsLog(Callback):
         logger.log_metrics({'gradient_norm': self._row['gradient_norm'], 'learning_rate': self._row['learning_rate']})
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        values = {name: float(value) for name, value in state.eval_metric_values.items()}
-        self.last_eval = {
-            'eval_loss': values['MaskedLoss'],
-            'eval_perplexity': values['MaskedPerplexity'],
-            'eval_accuracy': values['MaskedAccuracy'],
-        }
+        values = state.eval_metric_values.items()  # MaskedLoss, MaskedPerplexity, MaskedAccuracy
+        self.last_eval = {f'eval_{name.removeprefix("Masked").lower()}': float(value) for name, value in values}
         self._row |= self.last_eval
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:

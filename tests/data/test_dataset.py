@@ -45,8 +45,12 @@ if __name__ == '__main__':
 """
 
 
+def open_rows(remote: str, split: str = 'train', batch_size: int = 4, seed: int = 5) -> PretrainingRows:
+    return PretrainingRows(DataConfig(remote=remote), load_manifest(remote), split, batch_size=batch_size, seed=seed)
+
+
 def iterate(remote: str, epochs: int = 1, seed: int = 5, workers: int = 0, state: dict | None = None) -> list:
-    rows = PretrainingRows(DataConfig(remote=remote), load_manifest(remote), 'train', batch_size=GLOBAL_BATCH, seed=seed)
+    rows = open_rows(remote, batch_size=GLOBAL_BATCH, seed=seed)
     loader = StreamingDataLoader(rows, batch_size=GLOBAL_BATCH, num_workers=workers, drop_last=True)
     if state is not None:
         loader.load_state_dict(state)
@@ -61,8 +65,7 @@ def start_rank(remote: str, *arguments: object, **environment: str) -> subproces
 
 
 def test_rows_come_whole_with_their_index_and_epoch(shards):
-    manifest = load_manifest(shards.remote)
-    rows = PretrainingRows(DataConfig(remote=shards.remote), manifest, 'train', batch_size=GLOBAL_BATCH, seed=5)
+    rows = open_rows(shards.remote)
     first = next(iter(rows))
     assert first['input_ids'].shape == (32,)
     assert first['input_ids'].dtype == np.uint16
@@ -127,11 +130,10 @@ def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
 
 
 def test_validation_is_in_order_and_the_same_in_every_pass(shards):
-    manifest = load_manifest(shards.remote)
-    rows = PretrainingRows(DataConfig(remote=shards.remote), manifest, 'validation', batch_size=4, seed=5)
+    rows = open_rows(shards.remote, 'validation')
     passes = [[item['row'] for item in rows] for _ in range(2)]
     assert passes[0] == passes[1] == sorted(passes[0])
-    assert len(passes[0]) == manifest.splits['validation'].rows // 4 * 4
+    assert len(passes[0]) == load_manifest(shards.remote).splits['validation'].rows // 4 * 4
 
 
 @pytest.mark.parametrize('workers', [0, 2])
