@@ -1,6 +1,5 @@
 """The rank record of a checkpoint: effective rank per layer, and the [MASK]s' subspace (Table 3, Figures 1 and 5)."""
 
-import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -76,8 +75,7 @@ def analyze_ranks(
     key = hash_json(decisive)[:16]
     path = Path(folder, f'{key}.json')
     if path.exists():
-        existing: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
-        return existing
+        return dict(json.loads(path.read_text(encoding='utf-8')))
     start = time.monotonic()
     layers = _accumulate(pretrained, source, options)
     record = {
@@ -103,8 +101,7 @@ def _check(options: RankOptions, data: str | None, text: Sequence[str]) -> None:
         raise InputError(f'both shards ({data}) and text files ({", ".join(text)}) are given: choose one')
     if options.max_tokens < 1:
         raise InputError(f'max_tokens {options.max_tokens}: must be at least 1')
-    for name in ('mlm_probability', 'threshold'):
-        value = getattr(options, name)
+    for name, value in (('mlm_probability', options.mlm_probability), ('threshold', options.threshold)):
         if not 0 < value < 1:
             raise InputError(f'{name} {value}: must be between 0 and 1')
 
@@ -121,9 +118,8 @@ def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: 
 
 
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:
-    device = find_device()
+    device, size = find_device(), pretrained.hidden_size
     encoder = pretrained.encoder.to(device).eval()
-    size = pretrained.hidden_size
     layers: list[_Layer] = []
     views = iterate_views(
         source,
@@ -132,9 +128,7 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
         seed=options.seed,
         is_packed=pretrained.identity['implementation'] == 'ours',
     )
-    autocast: contextlib.AbstractContextManager[Any] = (
-        torch.autocast(device.type, torch.bfloat16) if options.precision is Precision.bf16 else contextlib.nullcontext()
-    )
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision is Precision.bf16)
     with torch.inference_mode(), autocast, tqdm(unit=' tokens', unit_scale=True, disable=None) as progress:
         for view in views:
             here = view.to(device)
