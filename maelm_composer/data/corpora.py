@@ -42,13 +42,8 @@ def iterate_documents(sources: list[SourceConfig]) -> Iterator[str]:
                 documents = (text for path in find_files(source) for text in _read_file(path, source.text_column))
             case SourceKind.huggingface:
                 documents = _read_huggingface(source)
-        taken = 0
-        for text in documents:
-            if taken == source.max_documents:
-                break
-            if document := '\n'.join(line for line in map(str.strip, text.split('\n')) if line):
-                taken += 1
-                yield document
+        without_blank_lines = ('\n'.join(filter(None, map(str.strip, text.split('\n')))) for text in documents)
+        yield from itertools.islice(filter(None, without_blank_lines), source.max_documents)
 
 
 def group_documents(

@@ -43,16 +43,11 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def count_forward_flops(config: ModelConfig, visible: int, masked: int) -> dict[str, int]:
-    """Multiply-adds ×2 of one row's forward pass; a training step costs three times as much.
-
-    Args:
-        visible: S, tokens that the encoder sees
-        masked: M, positions to predict
+    """Multiply-adds ×2 of one row's forward pass, S tokens visible, M masked; a training step costs three times as much.
 
     What a layer need not compute is not counted: the last layer before the head has queries at M positions only.
     """
-    size, decoder = config.hidden_size, config.decoder
-    layers = config.num_hidden_layers
+    size, layers, decoder = config.hidden_size, config.num_hidden_layers, config.decoder
     head_size = size if decoder is None else decoder.hidden_size
     head = masked * (2 * head_size**2 + 2 * config.vocab_size * size + (2 * head_size * size) * (head_size != size))
     if decoder is None:
@@ -60,15 +55,12 @@ def count_forward_flops(config: ModelConfig, visible: int, masked: int) -> dict[
         return {'encoder': encoder, 'decoder': 0, 'head': head}
     encoder = layers * _layer_flops(config, visible, visible)
     length, depth = config.max_seq_len, decoder.num_hidden_layers
-    match decoder.attention:
-        case DecoderAttention.cross:
-            cost = depth * _layer_flops(decoder, masked, visible)
-        case DecoderAttention.bidirectional:
-            cost = (depth - 1) * _layer_flops(decoder, length, length) + _layer_flops(decoder, masked, length)
-        case _:
-            whole = _layer_flops(decoder, length, length) + _attention_flops(decoder, length, visible)
-            last = _layer_flops(decoder, masked, length) + _attention_flops(decoder, masked, visible)
-            cost = (depth - 1) * whole + last
+    if decoder.attention is DecoderAttention.cross:
+        cost = depth * _layer_flops(decoder, masked, visible)
+    else:
+        cost = (depth - 1) * _layer_flops(decoder, length, length) + _layer_flops(decoder, masked, length)
+    if decoder.attention.name.endswith('_cross'):
+        cost += (depth - 1) * _attention_flops(decoder, length, visible) + _attention_flops(decoder, masked, visible)
     if decoder.hidden_size != size:
         memory = 0 if decoder.attention is DecoderAttention.bidirectional else visible
         cost += 2 * (length + memory) * size * decoder.hidden_size

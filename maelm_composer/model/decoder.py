@@ -62,13 +62,13 @@ class Decoder(nn.Module):
             # Where [CLS] may be masked too, a short block can be hidden whole: it looks at the row, as nothing is NaN.
             is_alone = memory_bias.isneginf().all(-1, keepdim=True)
             memory_bias = memory_bias.masked_fill(is_alone, 0.0)
+        memory = None if memory_bias is None else encoded
         if self.attention is DecoderAttention.cross:
             for layer in self.layers:
-                hidden = layer(hidden, None, memory=encoded, memory_bias=memory_bias)
+                hidden = layer(hidden, None, memory=memory, memory_bias=memory_bias)
             return hidden
 
         bias = self._forbid_future(build_stack_bias(self.relative_position, positions, segments, None, self.backend))
-        memory = None if memory_bias is None else encoded
         for layer in self.layers[:-1]:
             hidden = layer(hidden, bias, memory=memory, memory_bias=memory_bias)
         last_bias = build_stack_bias(self.relative_position, positions, segments, wanted, self.backend)
@@ -94,16 +94,12 @@ class Decoder(nn.Module):
 
 
 def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, resets: Tensor) -> Tensor:
-    """Ĥ^0 before positions: h_i^L where the encoder saw token i, e_[MASK] elsewhere (Sec. 3).
+    """(B, N, D) Ĥ^0 before positions: h_i^L where the encoder saw token i, e_[MASK] elsewhere (Sec. 3).
 
     Args:
-        encoded: (B, S, D)
-        mask_embedding: (D,) row of the token table
+        encoded: (B, S, D); ``mask_embedding``: (D,)
         visible_index: (B, S) positions of the encoder's tokens; N for an unused slot
         resets: (B, N) positions that get e_[MASK] although the encoder saw them
-
-    Returns:
-        (B, N, D)
     """
     batch, length = resets.shape
     # Unused and reset slots are written to a row of their own after the last, never to a real position.

@@ -27,16 +27,12 @@ class Encoder(nn.Module):
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, query_index: Tensor | None = None
     ) -> Tensor:
-        """Encode packed rows.
+        """(B, S) packed rows -> (B, S, D), or (B, M, D) with ``query_index``.
 
         Args:
-            input_ids: (B, S)
             position_ids: (B, S) in [0, N); gaps where [MASK]s were left out
             segment_ids: (B, S) attention stays within equal ids
             query_index: (B, M) the only slots whose output is wanted; the last layer computes nothing else
-
-        Returns:
-            (B, S, D), or (B, M, D) with ``query_index``
         """
         hidden, bias = self._embed(input_ids, position_ids, segment_ids)
         for layer in self.layers[:-1]:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -106,10 +107,6 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     clipping = GradientClipping(config.optimizer.clip_norm)
     clock = TrainingClock(plan.tokens_per_batch, checkpoint.training_seconds if checkpoint else 0.0)
     log = MetricsLog(folder, clock, clipping)
-    report = Report(say, clock, log)
-    saving = Checkpoints(
-        folder, clock, config.training.checkpoint_interval_samples, config.training.checkpoints_to_keep
-    )
     trainer = Trainer(
         model=adapter,
         train_dataloader=build_train_loader(config, manifest, collator, plan),
@@ -125,8 +122,8 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
             clock,
             DivergenceStop(clipping),
             log,
-            report,
-            saving,
+            Report(say, clock, log),
+            Checkpoints(folder, clock, config.training),
         ],
         loggers=loggers,
         progress_bar=sys.stderr.isatty(),
@@ -184,21 +181,18 @@ def _build_plan(config: PretrainingConfig, manifest: Manifest, collator: Masking
 
 
 def _build_loggers(config: PretrainingConfig) -> list[LoggerDestination]:
-    loggers: list[LoggerDestination] = []
     for logger in config.training.loggers:
         if importlib.util.find_spec(logger.name) is None:
             raise InputError(
                 f'training.loggers names {logger.name}, which is not installed: '
                 f'pip install maelm-composer[{logger.name}]'
             )
-        match logger:
-            case Logger.tensorboard:
-                loggers.append(TensorboardLogger(log_dir=f'runs/{config.run_name}/tensorboard'))
-            case Logger.wandb:
-                loggers.append(WandBLogger(project='maelm-composer', name=config.run_name))
-            case Logger.mlflow:
-                loggers.append(MLFlowLogger(experiment_name='maelm-composer', run_name=config.run_name))
-    return loggers
+    build: dict[Logger, Callable[[], LoggerDestination]] = {
+        Logger.tensorboard: lambda: TensorboardLogger(log_dir=f'runs/{config.run_name}/tensorboard'),
+        Logger.wandb: lambda: WandBLogger(project='maelm-composer', name=config.run_name),
+        Logger.mlflow: lambda: MLFlowLogger(experiment_name='maelm-composer', run_name=config.run_name),
+    }
+    return [build[logger]() for logger in config.training.loggers]
 
 
 def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest, attention: dict[str, str]) -> Table:
