@@ -43,7 +43,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def count_forward_flops(config: ModelConfig, visible: int, masked: int) -> dict[str, int]:
-    """Multiply-adds ×2 of one row's forward pass, S tokens visible, M masked; a training step costs three times as much.
+    """Multiply-adds ×2 of one row's forward pass, S tokens visible, M masked; a training step costs three times that.
 
     What a layer need not compute is not counted: the last layer before the head has queries at M positions only.
     """
