@@ -116,7 +116,7 @@ def _keep_a_norm(stack: ModelConfig | DecoderConfig) -> float:
 def count_visible(config: PretrainingConfig) -> tuple[int, int]:
     """S and M of a row: tokens that the encoder sees, positions to predict."""
     masking, length = config.masking, config.model.max_seq_len
-    _, masked = count_masked(masking.mlm_probability, length, masking.rounds_at_random)
+    _, masked = count_masked(masking, length)
     return length - masked + round(masking.encoder_mask_fraction * masked), masked
 
 
