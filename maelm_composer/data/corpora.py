@@ -228,20 +228,12 @@ def _find_docstrings(tree: ast.Module) -> Iterator[str]:
 
 def _join_paragraphs(docstring: str) -> str:
     """One line for each run of equally indented lines, without underlines and rulers."""
-    lines: list[str] = []
-    indent = -1
-    for line in docstring.split('\n'):
-        text = ' '.join(line.split())
-        if not re.search(r'\w', text):
-            indent = -1
-            continue
-        this_indent = len(line) - len(line.lstrip())
-        if this_indent == indent:
-            lines[-1] += f' {text}'
-        else:
-            lines.append(text)
-        indent = this_indent
-    return '\n'.join(lines)
+
+    def measure_indent(line: str) -> int:
+        return len(line) - len(line.lstrip()) if re.search(r'\w', line) else -1
+
+    paragraphs = itertools.groupby(docstring.split('\n'), measure_indent)
+    return '\n'.join(' '.join(' '.join(lines).split()) for indent, lines in paragraphs if indent >= 0)
 
 
 def _is_english(text: str) -> bool:

@@ -52,18 +52,18 @@ def build_tokenizer(config: CorpusConfig) -> bool:
 
 def sample_documents(documents: Iterable[str], max_bytes: int) -> list[str]:
     """An even sample of at most ``max_bytes`` of UTF-8, chosen by the documents' own hashes, in their order."""
-    kept: list[tuple[bytes, str]] = []
+    kept: list[tuple[int, str]] = []
     total, threshold = 0, 1 << 64
     for text in documents:
         encoded = text.encode()
-        digest = hashlib.blake2b(encoded, digest_size=8).digest()
-        if int.from_bytes(digest, 'big') >= threshold:
+        rank = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), 'big')
+        if rank >= threshold:
             continue
-        kept.append((digest, text))
+        kept.append((rank, text))
         total += len(encoded)
         while total > max_bytes and len(kept) > 1:
             threshold //= 2
-            kept = [item for item in kept if int.from_bytes(item[0], 'big') < threshold]
+            kept = [item for item in kept if item[0] < threshold]
             total = sum(len(item[1].encode()) for item in kept)
     return [text for _, text in kept]
 

@@ -85,12 +85,10 @@ class RelativePositionBias(nn.Module):
         """
         buckets, heads = self.weight.shape
         distances = torch.arange(1 - self.max_seq_len, self.max_seq_len)
-        prior = torch.zeros(buckets, heads)
+        prior, head = torch.zeros(buckets, heads), torch.arange(heads)
+        side, slope = 2 * (head % 2) - 1, 2.0 ** -(head // 2)
         # Nearest distance last, so that it is what a bucket of several distances is measured by.
         for distance in sorted(distances.tolist(), key=abs, reverse=True):
             bucket = int(self.bucket_of_distance[distance + self.max_seq_len - 1])
-            for head in range(heads):
-                side = -1 if head % 2 == 0 else 1
-                slope = 2.0 ** -(head // 2)
-                prior[bucket, head] = -slope * (abs(distance) + (0 if distance * side > 0 else 2))
+            prior[bucket] = -slope * (abs(distance) + 2 * (distance * side <= 0))
         return prior
