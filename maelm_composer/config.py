@@ -235,4 +235,3 @@ class SuiteConfig:
     pretraining: list[str] = field(default_factory=list)  # every model's recipe; its overlay comes after the files
     finetuning: list[str] = field(default_factory=list)  # recipe of the sweep over all tasks of the scale
     rank_tokens: int = 5_000_000  # real tokens of the rank records
-

@@ -43,7 +43,11 @@ def count_masked(masking: MaskingConfig, length: int) -> tuple[int, int]:
 
 
 def draw_masked_positions(
-    is_maskable: NDArray[np.bool_], masking: MaskingConfig, seed: int, epochs: NDArray[np.int64], rows: NDArray[np.int64]
+    is_maskable: NDArray[np.bool_],
+    masking: MaskingConfig,
+    seed: int,
+    epochs: NDArray[np.int64],
+    rows: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw positions without replacement (Sec. 2.1 and App. C of the paper: 15 % random masks, no 80/10/10).
 
@@ -66,8 +70,8 @@ def draw_masked_positions(
     if len(too_few):
         row = too_few[0]
         raise InputError(
-            f'masking.mlm_probability {masking.mlm_probability} asks for {counts[row]} masked tokens, but row {rows[row]} has '
-            f'only {is_maskable[row].sum()} that may be masked; lower it'
+            f'masking.mlm_probability {masking.mlm_probability} asks for {counts[row]} masked tokens, but row '
+            f'{rows[row]} has only {is_maskable[row].sum()} that may be masked; lower it'
         )
     keys = draw_bits(seed, epochs, rows, length, MASK_STREAM)
     keys[~is_maskable] = np.iinfo(np.uint64).max

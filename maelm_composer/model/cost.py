@@ -2,7 +2,6 @@
 
 from maelm_composer.config import DecoderAttention, DecoderConfig, ModelConfig
 
-
 # Size of the first axis, which FSDP2 divides among the ranks; product of the others. A weight and its bias have one
 # first axis, and so count as one; so do a norm's two vectors.
 Parameter = tuple[int, int]

@@ -101,7 +101,8 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
         record = begin_record(folder, config, identity, numbers)
 
     if config.training.compile:
-        model.compile(fullgraph=True, dynamic=False)  # shapes never change; validation is a second graph
+        # Shapes never change; validation is a second graph. FSDP2 gathers weights between layers, outside any graph.
+        model.compile(fullgraph=not is_sharded, dynamic=False)
     adapter = PretrainingModel(model, config.training.precision)
     optimizer = build_optimizer(adapter.parameters(), config.optimizer)
     clipping = GradientClipping(config.optimizer.clip_norm)

@@ -69,4 +69,3 @@ def test_doctor_tells_versions_and_devices(monkeypatch, capfd):
     assert code == 0
     assert 'mosaicml-streaming' in out
     assert 'cores' in out
-

@@ -99,6 +99,17 @@ def test_fp32_on_a_gpu_is_not_tf32(recipe):
 
 
 @pytest.mark.slow
+def test_a_sharded_run_can_be_compiled(recipe, start):
+    short = ('training.max_samples=64', 'model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0')
+    eager = pretrain(recipe('run_name=eager', *short))
+    process = start('recipe.yaml', 'run_name=compiled', 'training.sharding=full_shard', 'training.compile=true', *short)
+    out, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, out
+    compiled = json.loads(Path('runs/compiled/record.json').read_text())
+    assert compiled['eval_loss'] == pytest.approx(eager['eval_loss'], abs=1e-4)
+
+
+@pytest.mark.slow
 def test_a_compiled_bf16_run_works_and_its_checkpoint_keeps_the_names(recipe):
     config = recipe('training.max_samples=96', 'training.compile=true', 'training.precision=bf16', 'run_name=compiled')
     compiled = pretrain(config)
