@@ -8,13 +8,12 @@ import sys
 
 from maelm_composer.config import FinetuningConfig, PretrainingConfig
 from maelm_composer.errors import InputError, one_line_errors
-from maelm_composer.recipe import is_finetuning, load_config
+from maelm_composer.recipe import is_finetuning, load_config, split_arguments
 
 
 def main(arguments: list[str]) -> None:
     """Files are merged in their order, then the ``key=value`` pairs; the same command resumes a stopped pretraining."""
-    recipes = [argument for argument in arguments if '=' not in argument]
-    overrides = [argument for argument in arguments if '=' in argument]
+    recipes, overrides = split_arguments(arguments)
     with one_line_errors():
         if not recipes:
             raise InputError('usage: composer train.py RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]')

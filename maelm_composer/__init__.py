@@ -1,7 +1,7 @@
 """MAE-LM and its RoBERTa baseline, from documents to published tables.
 
-The package is read in the order of the pipeline:
-data -> masking -> model -> training; a module imports its own stage or an earlier one.
+Read it in the order of the pipeline: data -> masking -> model -> training. A module imports its own stage or an
+earlier one.
 
 Shape legend, used by every docstring and trailing comment:
 

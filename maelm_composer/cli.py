@@ -18,7 +18,7 @@ import typer
 
 from maelm_composer.config import CorpusConfig, FinetuningConfig, Implementation, Precision
 from maelm_composer.errors import InputError, one_line_errors
-from maelm_composer.recipe import load_config
+from maelm_composer.recipe import load_config, split_arguments
 
 EnumType = TypeVar('EnumType', bound=Enum)
 
@@ -38,7 +38,7 @@ def main() -> None:
 @app.command()
 def tokenizer(recipe: Recipe) -> None:
     """Train the vocabulary of a data recipe (yamls/data/)."""
-    config = _load_recipe(recipe)
+    config = load_config(CorpusConfig, *split_arguments(recipe))
     from maelm_composer.data.tokenizer import build_tokenizer
 
     start = time.monotonic()
@@ -55,7 +55,7 @@ def shards(
     workers: Annotated[int | None, typer.Option(min=1, help='Tasks at a time; default: every core.')] = None,
 ) -> None:
     """Convert the documents of a data recipe into packed MDS shards. Killed and called again, it goes on."""
-    config = _load_recipe(recipe)
+    config = load_config(CorpusConfig, *split_arguments(recipe))
     from maelm_composer.data.shards import build_shards
 
     start = time.monotonic()
@@ -66,12 +66,11 @@ def shards(
             f'{name}: {split.documents:,} documents, {split.tokens:,} tokens in {split.rows:,} rows of '
             f'{manifest.max_seq_len}, {split.fill_rate:.2%} full'
         )
-    total = sum(split.tokens for split in manifest.splits.values())
-    print(
-        f'shards: {config.remote} in {seconds:.0f} s, {total / seconds:,.0f} tokens/s'
-        if was_made
-        else f'shards: {config.remote} is complete already, from the same recipe; nothing to do'
-    )
+    if was_made:
+        total = sum(split.tokens for split in manifest.splits.values())
+        print(f'shards: {config.remote} in {seconds:.0f} s, {total / seconds:,.0f} tokens/s')
+    else:
+        print(f'shards: {config.remote} is complete already, from the same recipe; nothing to do')
 
 
 @app.command()
@@ -103,7 +102,7 @@ def runs(
 @app.command()
 def sweep(recipe: Recipe) -> None:
     """Fine-tune a checkpoint on the tasks of a recipe (yamls/finetune/): the search, then the best point's seeds."""
-    config = load_config(FinetuningConfig, *_split(recipe))
+    config = load_config(FinetuningConfig, *split_arguments(recipe))
     from maelm_composer.finetuning.sweep import sweep_and_print
 
     raise typer.Exit(sweep_and_print(config))
@@ -212,15 +211,6 @@ def find_dead_segments(memory: Path = Path('/dev/shm')) -> list[Path]:
         and match[1] not in live
         and path.stat().st_uid == os.getuid()
     )
-
-
-def _load_recipe(recipe: list[str]) -> CorpusConfig:
-    return load_config(CorpusConfig, *_split(recipe))
-
-
-def _split(recipe: list[str]) -> tuple[list[str], list[str]]:
-    """Files and ``key=value`` pairs."""
-    return [a for a in recipe if '=' not in a], [a for a in recipe if '=' in a]
 
 
 def _choose(options: type[EnumType], name: str) -> EnumType:

@@ -235,7 +235,3 @@ class SuiteConfig:
     pretraining: list[str] = field(default_factory=list)  # every model's recipe; its overlay comes after the files
     finetuning: list[str] = field(default_factory=list)  # recipe of the sweep over all tasks of the scale
     rank_tokens: int = 5_000_000  # real tokens of the rank records
-
-
-# What decides the weights that come out: two recipes equal in these are the same experiment.
-SCIENCE_SECTIONS = ('seed', 'masking', 'model', 'optimizer')

@@ -45,9 +45,8 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
             raise InputError(f'{override!r} is neither a YAML file nor key=value')
         merged = _merge(root, merged, _parse_override(override), where='command line')
     if root is PretrainingConfig:
-        merged = _name_run(merged, paths)
-    missing = sorted(OmegaConf.missing_keys(merged))
-    if missing:
+        _name_run(merged, paths)
+    if missing := sorted(OmegaConf.missing_keys(merged)):
         raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
     try:
         config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
@@ -55,6 +54,11 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
         raise InputError(f'{error.full_key}: {str(error).splitlines()[0]}') from None
     _check(config)
     return config
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files and the ``key=value`` pairs of a command line, which may be mixed."""
+    return [a for a in arguments if '=' not in a], [a for a in arguments if '=' in a]
 
 
 def is_finetuning(paths: Sequence[str], overrides: Sequence[str] = ()) -> bool:
@@ -79,9 +83,14 @@ def to_plain(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
+def hash_json(value: Any) -> str:
+    """SHA-256 (hex) of a JSON-ready ``value``, independent of key order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def hash_config(config: Any) -> str:
-    """SHA-256 (hex) of the config's values, independent of file layout and key order."""
-    return hashlib.sha256(json.dumps(to_plain(config), sort_keys=True).encode()).hexdigest()
+    """:func:`hash_json` of the config's values, whatever files they came from."""
+    return hash_json(to_plain(config))
 
 
 def _read_yaml(path: str) -> Any:
@@ -109,8 +118,7 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
         return OmegaConf.merge(base, layer)
     except OmegaConfBaseException as error:
         key = error.full_key or error.key
-        reason = str(error).splitlines()[0]
-        raise InputError(f'{where}: {key}: {reason}') from None
+        raise InputError(f'{where}: {key}: {str(error).splitlines()[0]}') from None
 
 
 def _reject_unknown(node_type: Any, given: Any, prefix: str, where: str) -> None:
@@ -136,7 +144,7 @@ def _dataclass_of(annotation: Any) -> Any:
     return next((c for c in candidates if dataclasses.is_dataclass(c)), None)
 
 
-def _name_run(merged: Any, paths: Sequence[str]) -> Any:
+def _name_run(merged: Any, paths: Sequence[str]) -> None:
     """A run is named after its layered files, so that an overlay never resumes the run that it overlays."""
     if OmegaConf.is_missing(merged, 'run_name'):
         merged.run_name = '-'.join(Path(path).stem for path in paths)
@@ -146,7 +154,6 @@ def _name_run(merged: Any, paths: Sequence[str]) -> Any:
         )
     if OmegaConf.is_missing(merged, 'save_folder'):
         merged.save_folder = f'runs/{merged.run_name}'
-    return merged
 
 
 # Every other number must be above zero.
@@ -196,18 +203,13 @@ def _check(config: Any) -> None:
 
 
 def _check_ranges(section: Any, prefix: str) -> None:
-    for key, value in vars(section).items():
-        name = f'{prefix}{key}'
-        if dataclasses.is_dataclass(value):
-            _check_ranges(value, f'{name}.')
-        elif isinstance(value, dict):
-            for inner_key, inner in value.items():
-                _check_ranges(inner, f'{name}.{inner_key}.')
-        elif isinstance(value, list):
-            for item in value:
-                _check_number(key, item, name)
-        else:
-            _check_number(key, value, name)
+    """Every number in a dataclass, or in a dict of them."""
+    for key, value in (section if isinstance(section, dict) else vars(section)).items():
+        if dataclasses.is_dataclass(value) or isinstance(value, dict):
+            _check_ranges(value, f'{prefix}{key}.')
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            _check_number(key, item, f'{prefix}{key}')
 
 
 def _check_number(key: str, value: Any, name: str) -> None:

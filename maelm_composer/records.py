@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,20 @@ def write_json(path: Path, record: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """As :func:`write_json`, for text."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As :func:`write_json`, for bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    temporary.write_text(text, encoding='utf-8')
-    temporary.replace(path)
+    # A name of its own: runs on several machines may write the same file of one shared folder.
+    temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}')
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _git_revision() -> str | None:

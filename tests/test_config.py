@@ -42,11 +42,8 @@ def test_defaults_are_the_papers_base_setting(load):
     assert config == PretrainingConfig(
         run_name='recipe', save_folder='runs/recipe', data=dataclasses.replace(config.data, remote='shards')
     )
-    assert (config.model.num_hidden_layers, config.model.hidden_size, config.model.decoder.num_hidden_layers) == (
-        12,
-        768,
-        4,
-    )
+    model = config.model
+    assert (model.num_hidden_layers, model.hidden_size, model.decoder.num_hidden_layers) == (12, 768, 4)
 
 
 def test_later_files_win_and_the_command_line_wins_over_them(write):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,9 +35,8 @@ class View:
 
     def number_sequences(self) -> Tensor:
         """(B, S) a number for each block of each row; tokens of one follow each other."""
-        return self.segment_ids + torch.arange(len(self.segment_ids), device=self.segment_ids.device)[:, None] * (
-            int(self.segment_ids.max()) + 1
-        )
+        rows = torch.arange(len(self.segment_ids), device=self.segment_ids.device)
+        return self.segment_ids + rows[:, None] * (self.segment_ids.max() + 1)
 
 
 def iterate_views(
@@ -52,17 +52,16 @@ def iterate_views(
     masking = MaskingConfig(mlm_probability=mlm_probability, encoder_mask_fraction=1.0)
     collator = MaskingCollator(masking, source.vocab_size, seed)
     model_ids = torch.from_numpy(source.model_ids)
-    samples, tokens = [], 0
-    for number, ids in enumerate(source.open()):
-        samples.append({'input_ids': ids, 'row': number, 'epoch': 0})
-        tokens += int(np.isin(ids, NOT_REAL, invert=True).sum())
-        if tokens >= max_tokens:
-            break
-        if len(samples) * len(ids) >= TOKENS_PER_BATCH:
-            view = _build_view(collator(samples), model_ids)
-            yield from [view] if is_packed else split_blocks(view, int(model_ids[PAD_ID]))
-            samples = []
-    if samples:
+    rows, tokens = enumerate(source.open()), 0
+    while tokens < max_tokens:
+        samples: list[dict[str, Any]] = []
+        for number, ids in rows:
+            samples.append({'input_ids': ids, 'row': number, 'epoch': 0})
+            tokens += int(np.isin(ids, NOT_REAL, invert=True).sum())
+            if tokens >= max_tokens or len(samples) * len(ids) >= TOKENS_PER_BATCH:
+                break
+        if not samples:
+            return
         view = _build_view(collator(samples), model_ids)
         yield from [view] if is_packed else split_blocks(view, int(model_ids[PAD_ID]))
 
@@ -88,15 +87,12 @@ def split_blocks(view: View, pad_id: int) -> Iterator[View]:
         # (B, S) slots of the packed rows; one behind the last for padding
         index = nn.utils.rnn.pad_sequence(pieces[:count], batch_first=True, padding_value=rows * length)
 
-        def take(values: Tensor, fill: int, index: Tensor = index) -> Tensor:
-            return functional.pad(values.flatten(), (0, 1), value=fill)[index]
+        def take(name: str, fill: int, index: Tensor = index) -> Tensor:
+            return functional.pad(getattr(view, name).flatten(), (0, 1), value=fill)[index]
 
         yield View(
-            plain_ids=take(view.plain_ids, pad_id),
-            masked_ids=take(view.masked_ids, pad_id),
-            position_ids=take(view.position_ids, 0),
+            **{name: take(name, pad_id) for name in ('plain_ids', 'masked_ids')},
+            **{name: take(name, 0) for name in ('position_ids', 'is_real', 'is_masked')},
             segment_ids=(index < rows * length).long(),
-            is_real=take(view.is_real, False),
-            is_masked=take(view.is_masked, False),
         )
         pieces = pieces[count:]

@@ -1,7 +1,5 @@
 """The rank record of a checkpoint: effective rank per layer, and the [MASK]s' subspace (Table 3, Figures 1 and 5)."""
 
-import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, meas
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import find_checkpoint, read_recipe
 from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained
+from maelm_composer.recipe import hash_json
 from maelm_composer.records import collect_provenance, write_json
 
 
@@ -73,11 +72,10 @@ def analyze_ranks(
     source = _find_rows(pretrained, checkpoint, data, text)
     plain = {**asdict(options), 'precision': options.precision.name}
     decisive = [pretrained.identity['hash'], pretrained.identity['implementation'], source.identity['hash'], plain]
-    key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+    key = hash_json(decisive)[:16]
     path = Path(folder, f'{key}.json')
     if path.exists():
-        existing: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
-        return existing
+        return dict(json.loads(path.read_text(encoding='utf-8')))
     start = time.monotonic()
     layers = _accumulate(pretrained, source, options)
     record = {
@@ -103,8 +101,7 @@ def _check(options: RankOptions, data: str | None, text: Sequence[str]) -> None:
         raise InputError(f'both shards ({data}) and text files ({", ".join(text)}) are given: choose one')
     if options.max_tokens < 1:
         raise InputError(f'max_tokens {options.max_tokens}: must be at least 1')
-    for name in ('mlm_probability', 'threshold'):
-        value = getattr(options, name)
+    for name, value in (('mlm_probability', options.mlm_probability), ('threshold', options.threshold)):
         if not 0 < value < 1:
             raise InputError(f'{name} {value}: must be between 0 and 1')
 
@@ -122,9 +119,8 @@ def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: 
 
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:
     keep_freed_memory()
-    device = find_device()
+    device, size = find_device(), pretrained.hidden_size
     encoder = pretrained.encoder.to(device).eval()
-    size = pretrained.hidden_size
     layers: list[_Layer] = []
     views = iterate_views(
         source,
@@ -133,9 +129,7 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
         seed=options.seed,
         is_packed=pretrained.identity['implementation'] == 'ours',
     )
-    autocast: contextlib.AbstractContextManager[Any] = (
-        torch.autocast(device.type, torch.bfloat16) if options.precision is Precision.bf16 else contextlib.nullcontext()
-    )
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision is Precision.bf16)
     with torch.inference_mode(), autocast, tqdm(unit=' tokens', unit_scale=True, disable=None) as progress:
         for view in views:
             here = view.to(device)

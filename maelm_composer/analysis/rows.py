@@ -1,7 +1,6 @@
 """Rows of token ids to analyse: a checkpoint's validation shards, or any text files read with its tokenizer."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,14 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.config import DataConfig, SourceConfig, SourceKind
-from maelm_composer.data.corpora import find_files, iterate_documents
-from maelm_composer.data.dataset import build_dataset, load_manifest
+from maelm_composer.data.corpora import find_files, group_documents, iterate_documents
+from maelm_composer.data.dataset import PretrainingRows
+from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.packing import build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
+from maelm_composer.recipe import hash_json
 
 SPLIT = 'validation'
 LONGEST_TEXT_ROW = 512  # tokens; an encoder that takes more is still measured at the paper's length
@@ -56,7 +57,7 @@ def find_shards(config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_seq_
         )
 
     def open_rows() -> Iterator[Ids]:
-        dataset = build_dataset(config, manifest, SPLIT, batch_size=1, seed=0)
+        dataset = PretrainingRows(config, manifest, SPLIT, batch_size=1, seed=0)
         for row in range(manifest.splits[SPLIT].rows):
             yield dataset[row]['input_ids']
 
@@ -87,7 +88,7 @@ def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_s
         return [[piece + NUM_LEADING_SPECIALS for piece in encoding.ids] for encoding in encodings]
 
     def open_rows() -> Iterator[Ids]:
-        for number, pack in enumerate(_group_documents(iterate_documents([source]))):
+        for number, pack in enumerate(group_documents(iterate_documents([source]), CHARACTERS_PER_PACK)):
             blocks = [block for document in pack for block in build_blocks(tokenize(document), length)]
             rows, _ = pack_blocks(blocks, length, np.random.default_rng(number), np.uint32)
             yield from (row for row in rows if 2 * (row != PAD_ID).sum() >= length)  # a short rest has too few to mask
@@ -95,22 +96,9 @@ def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_s
     files = find_files(source)
     pieces = hashlib.sha256(backend.to_str().encode()).hexdigest()
     facts = [length, CHARACTERS_PER_PACK, pieces, [_hash_file(file) for file in files]]
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    identity = {'kind': 'text', 'files': [Path(file).name for file in files], 'row_length': length, 'hash': digest}
+    names = [Path(file).name for file in files]
+    identity = {'kind': 'text', 'files': names, 'row_length': length, 'hash': hash_json(facts)}
     return RowSource(identity, open_rows, len(model_ids), model_ids)
-
-
-def _group_documents(documents: Iterator[str]) -> Iterator[list[str]]:
-    pack: list[str] = []
-    characters = 0
-    for document in documents:
-        pack.append(document)
-        characters += len(document)
-        if characters >= CHARACTERS_PER_PACK:
-            yield pack
-            pack, characters = [], 0
-    if pack:
-        yield pack
 
 
 def _hash_file(path: str) -> str:

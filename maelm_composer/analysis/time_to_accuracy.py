@@ -1,8 +1,6 @@
 """When a model reaches its baseline's final accuracy: the rules of Figure 3, as code. Imports no torch.
 
 - The clock is training alone: ``training_seconds`` of the checkpoints; validation, saving and fine-tuning are off it.
-- Both models are fine-tuned from the same checkpoints, fixed in samples, with the same number of seeds.
-- The target is the median over seeds of the baseline's last checkpoint.
 - The first checkpoint whose median reaches the target counts, whatever later ones do. Its own cost is the first
   crossing; the interpolated one assumes a straight line from the checkpoint before it.
 - A curve that starts at or above the target is charged its first checkpoint whole: nothing is known before it.
@@ -34,58 +32,17 @@ class Point:
         return statistics.median(self.scores)
 
     def get_cost(self, axis: Axis) -> float:
-        match axis:
-            case Axis.hours:
-                return self.training_seconds / 3600
-            case Axis.samples:
-                return float(self.samples)
-            case Axis.flops:
-                return float(self.flops)
+        costs = {Axis.hours: self.training_seconds / 3600, Axis.samples: self.samples, Axis.flops: self.flops}
+        return float(costs[axis])
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a curve needed for a target, in units of ``axis``; infinity: it never got there."""
+    """What a curve needed for a target, in units of the axis; infinity: it never got there."""
 
-    axis: Axis
-    target: float
     first_crossing: float
     interpolated: float  # equal to or less than the first crossing
     starts_above: bool  # the first checkpoint had reached it: both figures are upper bounds
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A model against its baseline on one axis."""
-
-    arrival: Arrival
-    baseline_cost: float  # of the baseline's last checkpoint
-
-    @property
-    def share(self) -> float:
-        """Of the baseline's whole training, by interpolation: the paper's "about 40 %" (Sec. 4.2)."""
-        return self.arrival.interpolated / self.baseline_cost
-
-    @property
-    def share_at_first_crossing(self) -> float:
-        return self.arrival.first_crossing / self.baseline_cost
-
-
-def compare_curves(baseline: Sequence[Point], model: Sequence[Point], axis: Axis) -> Comparison:
-    """Cost at which ``model`` reaches the final median of ``baseline``, and what the baseline cost.
-
-    Raises:
-        InputError: the curves are of other checkpoints or numbers of seeds, or as :func:`find_arrival`.
-    """
-    _check(baseline)
-    _check(model)
-    ours, theirs = ([point.samples for point in curve] for curve in (model, baseline))
-    if ours != theirs:
-        raise InputError(f'checkpoints at {ours} samples against {theirs}: evaluate both models at the same ones')
-    seeds = len(model[0].scores), len(baseline[0].scores)
-    if seeds[0] != seeds[1]:
-        raise InputError(f'{seeds[0]} fine-tuning seeds against {seeds[1]}: medians need the same number')
-    return Comparison(find_arrival(model, baseline[-1].median, axis), baseline[-1].get_cost(axis))
 
 
 def find_arrival(curve: Sequence[Point], target: float, axis: Axis) -> Arrival:
@@ -102,13 +59,13 @@ def find_arrival(curve: Sequence[Point], target: float, axis: Axis) -> Arrival:
         if point.median >= target:
             cost = point.get_cost(axis)
             if before is None:
-                return Arrival(axis, target, cost, cost, starts_above=True)
+                return Arrival(cost, cost, starts_above=True)
             start = before.get_cost(axis)
             way = (target - before.median) / (point.median - before.median)
             # Rounding must not carry it past the checkpoint itself.
-            return Arrival(axis, target, cost, min(start + way * (cost - start), cost), starts_above=False)
+            return Arrival(cost, min(start + way * (cost - start), cost), starts_above=False)
         before = point
-    return Arrival(axis, target, math.inf, math.inf, starts_above=False)
+    return Arrival(math.inf, math.inf, starts_above=False)
 
 
 def _check(curve: Sequence[Point]) -> None:

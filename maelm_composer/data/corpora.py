@@ -5,13 +5,14 @@ import glob
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,13 +42,24 @@ def iterate_documents(sources: list[SourceConfig]) -> Iterator[str]:
                 documents = (text for path in find_files(source) for text in _read_file(path, source.text_column))
             case SourceKind.huggingface:
                 documents = _read_huggingface(source)
-        taken = 0
-        for text in documents:
-            if taken == source.max_documents:
-                break
-            if document := _drop_blank_lines(text):
-                taken += 1
-                yield document
+        without_blank_lines = ('\n'.join(filter(None, map(str.strip, text.split('\n')))) for text in documents)
+        yield from itertools.islice(filter(None, without_blank_lines), source.max_documents)
+
+
+def group_documents(
+    documents: Iterable[str], max_characters: int, max_documents: int | None = None
+) -> Iterator[list[str]]:
+    """Consecutive documents in lists that end at ``max_documents`` or once they hold ``max_characters``."""
+    group: list[str] = []
+    characters = 0
+    for text in documents:
+        group.append(text)
+        characters += len(text)
+        if len(group) == max_documents or characters >= max_characters:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
 
 
 def describe_source(source: SourceConfig) -> dict[str, Any]:
@@ -71,10 +83,6 @@ def find_files(source: SourceConfig) -> list[str]:
     return list(found)
 
 
-def _drop_blank_lines(text: str) -> str:
-    return '\n'.join(line for line in map(str.strip, text.split('\n')) if line)
-
-
 def _read_file(path: str, column: str) -> Iterator[str]:
     name = path.removesuffix('.gz').removesuffix('.zst')
     if name.endswith('.parquet') and name == path:
@@ -82,21 +90,10 @@ def _read_file(path: str, column: str) -> Iterator[str]:
     elif name.endswith('.jsonl'):
         yield from _read_jsonl(path, column)
     elif name.endswith('.txt'):
-        yield from _read_txt(path)
+        lines = (line.strip() for _, line in _read_lines(path))
+        yield from ('\n'.join(paragraph) for is_text, paragraph in itertools.groupby(lines, bool) if is_text)
     else:
         raise InputError(f'{path}: not a .txt, .jsonl (plain, .gz or .zst) or .parquet file')
-
-
-def _read_txt(path: str) -> Iterator[str]:
-    document: list[str] = []
-    for _, line in _read_lines(path):
-        if line.strip():
-            document.append(line)
-        elif document:
-            yield '\n'.join(document)
-            document = []
-    if document:
-        yield '\n'.join(document)
 
 
 def _read_jsonl(path: str, column: str) -> Iterator[str]:
@@ -140,13 +137,11 @@ def _read_huggingface(source: SourceConfig) -> Iterator[str]:
         rows = datasets.load_dataset(source.dataset, source.config_name, split=source.split, streaming=True)
     except Exception as error:  # a wrong name, config or split, or no network: many kinds
         raise InputError(f'dataset {source.dataset}: cannot be opened: {error}') from None
+    column, where = source.text_column, f'dataset {source.dataset}'
     for row in rows:
-        if source.text_column not in row:
-            raise InputError(
-                f'dataset {source.dataset}: no column {source.text_column!r} (it has: {", ".join(row)}); '
-                'set text_column'
-            )
-        yield _as_text(row[source.text_column], source.text_column, f'dataset {source.dataset}')
+        if column not in row:
+            raise InputError(f'{where}: no column {column!r} (it has: {", ".join(row)}); set text_column')
+        yield _as_text(row[column], column, where)
 
 
 def _as_text(value: Any, column: str, where: str) -> str:
@@ -233,20 +228,12 @@ def _find_docstrings(tree: ast.Module) -> Iterator[str]:
 
 def _join_paragraphs(docstring: str) -> str:
     """One line for each run of equally indented lines, without underlines and rulers."""
-    lines: list[str] = []
-    indent = -1
-    for line in docstring.split('\n'):
-        text = ' '.join(line.split())
-        if not re.search(r'\w', text):
-            indent = -1
-            continue
-        this_indent = len(line) - len(line.lstrip())
-        if this_indent == indent:
-            lines[-1] += f' {text}'
-        else:
-            lines.append(text)
-        indent = this_indent
-    return '\n'.join(lines)
+
+    def measure_indent(line: str) -> int:
+        return len(line) - len(line.lstrip()) if re.search(r'\w', line) else -1
+
+    paragraphs = itertools.groupby(docstring.split('\n'), measure_indent)
+    return '\n'.join(' '.join(' '.join(lines).split()) for indent, lines in paragraphs if indent >= 0)
 
 
 def _is_english(text: str) -> bool:

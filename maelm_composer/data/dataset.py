@@ -23,11 +23,9 @@ from streaming.base.shared.prefix import _get_path
 
 from maelm_composer.config import DataConfig
 from maelm_composer.data import storage
-from maelm_composer.data.manifest import Manifest, load_manifest
+from maelm_composer.data.manifest import Manifest
 from maelm_composer.data.shards import HASH
 from maelm_composer.errors import InputError
-
-__all__ = ['Manifest', 'PretrainingRows', 'build_dataset', 'load_manifest']
 
 
 class _VerifiedStream(Stream):
@@ -61,42 +59,36 @@ class _VerifiedStream(Stream):
 
 
 class PretrainingRows(StreamingDataset):
-    """Yields ``{'input_ids': (N,) uint16 or uint32, 'row': int, 'epoch': int}``.
+    """The rows of a split in whole global batches: 'train' shuffled anew in every pass, 'validation' as they stand.
+
+    Yields ``{'input_ids': (N,) uint16 or uint32, 'row': int, 'epoch': int}``.
 
     ``row`` is the index in the dataset and ``epoch`` the number of the pass, from 0: enough to draw a mask that depends
     on (seed, epoch, row) alone. The k-th global batch of an epoch holds the same rows for any number of ranks and
     loader workers; rank r has those at r, r + ranks, r + 2 ranks, ... of it.
 
     Args:
-        source: Folder or s3://bucket/prefix of one split.
-        local: Folder for unpacked shards; any number of jobs may share it.
-        batch_size: Rows per step on this rank, as the DataLoader has it.
-        shuffle: False for a fixed order, the rows as they stand.
-        epoch_size: Rows in a pass. Below the rows there are, a few are left out: different ones in each pass, or
-            without ``shuffle`` always the same.
+        batch_size: rows per step on this rank, as the DataLoader has it; the global batch is that times the ranks.
+
+    Raises:
+        InputError: an index or a shard is not there, or not what its hash says.
     """
 
-    def __init__(
-        self,
-        source: str,
-        local: str,
-        *,
-        batch_size: int,
-        shuffle: bool,
-        seed: int,
-        shuffle_block_size: int,
-        epoch_size: int | None = None,
-    ) -> None:
+    def __init__(self, config: DataConfig, manifest: Manifest, split: str, *, batch_size: int, seed: int) -> None:
+        is_train = split == 'train'
+        global_batch_size = batch_size * get_world_size()
         super().__init__(
-            streams=[_VerifiedStream(source, local)],
-            epoch_size=epoch_size,
+            streams=[_VerifiedStream(storage.join(config.remote, split), str(cache_folder(config, manifest) / split))],
+            # Whole batches, so that the rows of a pass do not depend on how the ranks would share a rest. In training
+            # other rows are left out in each pass.
+            epoch_size=manifest.splits[split].rows // global_batch_size * global_batch_size or None,
             batch_size=batch_size,
-            shuffle=shuffle,
+            shuffle=is_train,
             shuffle_seed=seed,
             shuffle_algo='py1e',
-            shuffle_block_size=shuffle_block_size,
+            shuffle_block_size=config.shuffle_block_size,
             num_canonical_nodes=1,
-            sampling_method='balanced' if shuffle else 'fixed',
+            sampling_method='balanced' if is_train else 'fixed',
         )
         self._epoch = -1
         self._failure: Exception | None = None
@@ -137,35 +129,6 @@ class PretrainingRows(StreamingDataset):
     def _resume_incr_epoch(self) -> tuple[int, int]:
         self._epoch, sample_in_epoch = super()._resume_incr_epoch()
         return self._epoch, sample_in_epoch
-
-
-def build_dataset(config: DataConfig, manifest: Manifest, split: str, *, batch_size: int, seed: int) -> PretrainingRows:
-    """The rows of ``split``, 'train' shuffled, 'validation' in its fixed order, cut to whole global batches.
-
-    Args:
-        batch_size: Rows per step on this rank; the global batch is that times the ranks.
-
-    Raises:
-        InputError: fewer training rows than one global batch; an index that is not there.
-    """
-    rows = manifest.splits[split].rows
-    global_batch_size = batch_size * get_world_size()
-    if split == 'train' and rows < global_batch_size:
-        raise InputError(
-            f'{config.remote} has {rows} training rows, fewer than the global batch of {global_batch_size}: '
-            'make more shards or lower training.global_train_batch_size'
-        )
-    source = storage.join(config.remote, split)
-    return PretrainingRows(
-        source,
-        str(cache_folder(config, manifest) / split),
-        batch_size=batch_size,
-        shuffle=split == 'train',
-        seed=seed,
-        shuffle_block_size=config.shuffle_block_size,
-        # Whole batches, so that the rows of a pass do not depend on how the ranks would share a rest.
-        epoch_size=rows // global_batch_size * global_batch_size or None,
-    )
 
 
 def cache_folder(config: DataConfig, manifest: Manifest) -> Path:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from tqdm import tqdm
 from maelm_composer.cluster import start_ray
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
-from maelm_composer.data.corpora import describe_source, iterate_documents
+from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents
 from maelm_composer.data.manifest import FILE_NAME, ID_COUNTS, Manifest, SplitStatistics, load_manifest, save_manifest
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.recipe import to_plain
+from maelm_composer.recipe import hash_json, to_plain
 
 SPLITS = ('train', 'validation')
 HASH = 'sha1'
@@ -46,7 +45,16 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
     """
     tokenizer, tokenizer_hash = load_tokenizer(config)
     sources = [describe_source(source) for source in config.sources]
-    recipe_hash = _hash_recipe(config, sources, tokenizer_hash)
+    recipe_hash = hash_json(
+        {
+            'format': FORMAT_VERSION,
+            'max_seq_len': config.max_seq_len,
+            'validation_fraction': config.validation_fraction,
+            'documents_per_task': config.documents_per_task,
+            'sources': sources,
+            'tokenizer_hash': tokenizer_hash,
+        }
+    )
     if storage.read_file(storage.join(config.remote, FILE_NAME)) is not None:
         manifest = load_manifest(config.remote)
         if manifest.recipe_hash != recipe_hash:
@@ -55,21 +63,20 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
             )
         return manifest, False
 
-    records = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
+    records, counts = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
     for split in SPLITS:
         if not any(record[split]['rows'] for record in records):
             raise InputError(f'no {split} rows: too little text for validation_fraction {config.validation_fraction}')
         shards = [shard for record in records for shard in record[split]['shards']]
         index = json.dumps({'version': 2, 'shards': shards}, sort_keys=True)
         storage.write_file(storage.join(config.remote, split, 'index.json'), index.encode())
-    counts = _sum_id_counts(records, 'train').tolist()
-    storage.write_file(storage.join(config.remote, ID_COUNTS), json.dumps(counts).encode())
+    storage.write_file(storage.join(config.remote, ID_COUNTS), json.dumps(counts['train'].tolist()).encode())
     manifest = Manifest(
         vocab_size=config.tokenizer.vocab_size,
         max_seq_len=config.max_seq_len,
         special_ids=dict(zip(SPECIAL_TOKENS, (0, 1, 2, 3, config.tokenizer.vocab_size - 1), strict=True)),
         splits={split: _sum_statistics(records, split, config.max_seq_len) for split in SPLITS},
-        unigram_entropy=_measure_entropy(_sum_id_counts(records, 'validation')),
+        unigram_entropy=_measure_entropy(counts['validation']),
         tokenizer_hash=tokenizer_hash,
         content_hash=_hash_content(records),
         recipe_hash=recipe_hash,
@@ -77,20 +84,6 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
     )
     save_manifest(config.remote, manifest)
     return manifest, True
-
-
-def split_tasks(documents: Iterator[str], documents_per_task: int) -> Iterator[list[str]]:
-    """Consecutive documents in lists of ``documents_per_task``; a list also ends when it holds enough text."""
-    task: list[str] = []
-    characters = 0
-    for text in documents:
-        task.append(text)
-        characters += len(text)
-        if len(task) == documents_per_task or characters >= MAX_TASK_CHARACTERS:
-            yield task
-            task, characters = [], 0
-    if task:
-        yield task
 
 
 def is_validation(document: str, fraction: float) -> bool:
@@ -147,13 +140,26 @@ def convert_documents(
     return record
 
 
-def _convert(config: CorpusConfig, tokenizer_json: str, recipe_hash: str, num_workers: int | None) -> list[dict]:
-    """Do every task that has no record yet; the records of all, in order."""
+def _convert(
+    config: CorpusConfig, tokenizer_json: str, recipe_hash: str, num_workers: int | None
+) -> tuple[list[dict], dict[str, np.ndarray]]:
+    """Do every task that has no record yet.
+
+    Returns:
+        The records of all, in order; for each split the (V,) occurrences of every id, special tokens as 0.
+    """
     import ray
 
     parts = storage.join(config.remote, 'parts')
     finished = set(storage.list_names(parts))
     records: dict[int, dict] = {}
+    counts = {split: np.zeros(config.tokenizer.vocab_size, np.int64) for split in SPLITS}
+
+    def keep(task: int, record: dict) -> None:
+        for split in SPLITS:  # summed here: thousands of tasks times the vocabulary would fill the memory
+            counts[split] += record[split].pop('id_counts')
+        records[task] = record
+
     started_here = start_ray(num_workers)
     try:
         at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
@@ -166,16 +172,17 @@ def _convert(config: CorpusConfig, tokenizer_json: str, recipe_hash: str, num_wo
                 while len(running) > at_most:
                     (done,), _ = ray.wait(list(running), num_returns=1)
                     task = running.pop(done)
-                    records[task] = ray.get(done)
+                    keep(task, ray.get(done))
                     progress.update(sum(records[task][split]['tokens'] for split in SPLITS))
                     progress.set_postfix(documents=sum(r[s]['documents'] for r in records.values() for s in SPLITS))
 
-            for task, documents in enumerate(split_tasks(iterate_documents(config.sources), config.documents_per_task)):
-                text_hash = _hash_documents(documents)
+            tasks = group_documents(iterate_documents(config.sources), MAX_TASK_CHARACTERS, config.documents_per_task)
+            for task, documents in enumerate(tasks):
+                text_hash = hash_json(documents)
                 if f'{task:05}.json' in finished:
                     record = json.loads(storage.read_file(storage.join(parts, f'{task:05}.json')) or b'{}')
                     if (record.get('recipe_hash'), record.get('text_hash')) == (recipe_hash, text_hash):
-                        records[task] = record
+                        keep(task, record)
                         continue
                 running[remote_task.remote(documents, shared, task, text_hash)] = task
                 # One more than the workers, so that reading goes on while they work; no more, to bound the memory.
@@ -190,7 +197,9 @@ def _convert(config: CorpusConfig, tokenizer_json: str, recipe_hash: str, num_wo
             ray.shutdown()
     if not records:
         raise InputError('the sources hold no text')
-    return [records[task] for task in sorted(records)]
+    for split in SPLITS:
+        counts[split][[CLS_ID, PAD_ID, SEP_ID]] = 0
+    return [records[task] for task in sorted(records)], counts
 
 
 def _run_task(documents: list[str], shared: tuple[str, CorpusConfig, str], task: int, text_hash: str) -> dict[str, Any]:
@@ -209,47 +218,15 @@ def _run_task(documents: list[str], shared: tuple[str, CorpusConfig, str], task:
     return record
 
 
-def _hash_recipe(config: CorpusConfig, sources: list[dict], tokenizer_hash: str) -> str:
-    recipe = {
-        'format': FORMAT_VERSION,
-        'max_seq_len': config.max_seq_len,
-        'validation_fraction': config.validation_fraction,
-        'documents_per_task': config.documents_per_task,
-        'sources': sources,
-        'tokenizer_hash': tokenizer_hash,
-    }
-    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-
-
-def _hash_documents(documents: list[str]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for text in documents:
-        digest.update(text.encode() + b'\0')
-    return digest.hexdigest()
-
-
 def _hash_content(records: list[dict]) -> str:
-    digest = hashlib.sha256()
-    for split in SPLITS:
-        for record in records:
-            for shard in record[split]['shards']:
-                digest.update(shard['raw_data']['hashes'][HASH].encode())
-    return digest.hexdigest()
+    shards = (shard for split in SPLITS for record in records for shard in record[split]['shards'])
+    return hashlib.sha256(''.join(shard['raw_data']['hashes'][HASH] for shard in shards).encode()).hexdigest()
 
 
 def _sum_statistics(records: list[dict], split: str, max_seq_len: int) -> SplitStatistics:
-    total = {
-        name: sum(record[split][name] for record in records)
-        for name in ('documents', 'rows', 'tokens', 'dropped_tokens')
-    }
+    counted = ('documents', 'rows', 'tokens', 'dropped_tokens')
+    total = {name: sum(record[split][name] for record in records) for name in counted}
     return SplitStatistics(fill_rate=round(total['tokens'] / (total['rows'] * max_seq_len), 5), **total)
-
-
-def _sum_id_counts(records: list[dict], split: str) -> np.ndarray:
-    """(V,) occurrences of every id in the rows of ``split``; special tokens as 0."""
-    counts = np.sum([record[split]['id_counts'] for record in records], axis=0)
-    counts[[CLS_ID, PAD_ID, SEP_ID]] = 0
-    return counts
 
 
 def _measure_entropy(counts: np.ndarray) -> float:

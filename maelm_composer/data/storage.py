@@ -1,4 +1,4 @@
-"""Whole files in a local folder or under ``s3://bucket/prefix``, with the same four verbs for both.
+"""Whole files in a local folder or under ``s3://bucket/prefix``, with the same verbs for both.
 
 A file is there completely or not at all: local files are written under a temporary name and renamed, an object is one
 ``put``. The S3 endpoint is ``S3_ENDPOINT_URL`` where that is set; credentials are found as every AWS tool finds them.
@@ -7,13 +7,13 @@ A file is there completely or not at all: local files are written under a tempor
 import contextlib
 import functools
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from maelm_composer.errors import InputError
+from maelm_composer.records import write_bytes
 
 
 def join(url: str, *names: str) -> str:
@@ -45,7 +45,7 @@ def read_file(url: str) -> bytes | None:
     bucket, key = _split(url)
     with _s3_errors(url):
         try:
-            return _s3_client(os.getpid()).get_object(Bucket=bucket, Key=key)['Body'].read()
+            return _s3_client().get_object(Bucket=bucket, Key=key)['Body'].read()
         except Exception as error:
             if _code(error) == 'NoSuchKey':
                 return None
@@ -57,32 +57,21 @@ def write_file(url: str, content: bytes) -> None:
     if is_s3(url):
         bucket, key = _split(url)
         with _s3_errors(url):
-            _s3_client(os.getpid()).put_object(Bucket=bucket, Key=key, Body=content)
+            _s3_client().put_object(Bucket=bucket, Key=key, Body=content)
         return
-    path = Path(url)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two runs that fill one cache must not write into each other's file.
-    descriptor, temporary = tempfile.mkstemp(prefix=f'.{path.name}.', dir=path.parent)
-    try:
-        with os.fdopen(descriptor, 'wb') as file:
-            file.write(content)
-            os.fchmod(descriptor, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_bytes(Path(url), content)
 
 
-def list_names(url: str) -> list[str]:
-    """Sorted names of the files directly under the folder ``url``; empty where there is none."""
+def list_names(url: str, recursive: bool = False) -> list[str]:
+    """Sorted names of the files directly under the folder ``url``, or of all below it; empty where there is none."""
     if not is_s3(url):
-        folder = Path(url)
-        return sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
+        paths = Path(url).glob('**/*' if recursive else '*')
+        return sorted(str(path.relative_to(url)) for path in paths if path.is_file())
     bucket, prefix = _split(join(url, ''))
+    delimiter = {} if recursive else {'Delimiter': '/'}
     with _s3_errors(url):
-        pages = _s3_client(os.getpid()).get_paginator('list_objects_v2')
-        found = pages.paginate(Bucket=bucket, Prefix=prefix, Delimiter='/')
-        return sorted(item['Key'][len(prefix) :] for page in found for item in page.get('Contents', []))
+        pages = _s3_client().get_paginator('list_objects_v2').paginate(Bucket=bucket, Prefix=prefix, **delimiter)
+        return sorted(item['Key'][len(prefix) :] for page in pages for item in page.get('Contents', []))
 
 
 def write_folder(url: str, folder: Path) -> None:
@@ -91,25 +80,43 @@ def write_folder(url: str, folder: Path) -> None:
         write_file(join(url, path.name), path.read_bytes())
 
 
+def upload(path: Path, url: str) -> None:
+    """Copy a local file to an s3:// address, a large one in parts. Raises as :func:`read_file`."""
+    bucket, key = _split(url)
+    with _s3_errors(url):
+        _s3_client().upload_file(str(path), bucket, key)
+
+
+def download(url: str, path: Path) -> None:
+    """Copy an object to a local file, in one atomic step. Raises as :func:`read_file`."""
+    bucket, key = _split(url)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _s3_errors(url):
+        _s3_client().download_file(bucket, key, str(path))
+
+
+def delete(url: str) -> None:
+    """Remove an object, if there is one. Raises as :func:`read_file`."""
+    bucket, key = _split(url)
+    with _s3_errors(url):
+        _s3_client().delete_object(Bucket=bucket, Key=key)
+
+
 def _split(url: str) -> tuple[str, str]:
     bucket, _, key = url.removeprefix('s3://').partition('/')
     return bucket, key
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-@functools.lru_cache(maxsize=1)
-def _s3_client(pid: int) -> Any:
-    """One client a process: a client must not be used across a fork."""
+@functools.cache
+def _s3_client() -> Any:
     import boto3
     from botocore.config import Config
 
     config = Config(connect_timeout=10, read_timeout=60, retries={'mode': 'standard', 'max_attempts': 4})
     return boto3.session.Session().client('s3', endpoint_url=os.environ.get('S3_ENDPOINT_URL'), config=config)
+
+
+os.register_at_fork(after_in_child=_s3_client.cache_clear)  # no client can be used across a fork
 
 
 def _code(error: Exception) -> str:
@@ -118,6 +125,7 @@ def _code(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _s3_errors(url: str) -> Iterator[None]:
+    from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -130,5 +138,5 @@ def _s3_errors(url: str) -> Iterator[None]:
             'SignatureDoesNotMatch': 'the secret key is wrong; check AWS_SECRET_ACCESS_KEY',
         }.get(_code(error), str(error))
         raise InputError(f'{url}: {reason}') from None
-    except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
+    except (BotoCoreError, Boto3Error, ValueError) as error:  # ValueError: an endpoint that is no URL
         raise InputError(f'{url}: {error}') from None

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -13,7 +13,7 @@ from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, iterate_documents
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
-from maelm_composer.recipe import to_plain
+from maelm_composer.recipe import hash_json, to_plain
 
 *LEADING_SPECIALS, MASK = SPECIAL_TOKENS
 
@@ -28,7 +28,13 @@ def build_tokenizer(config: CorpusConfig) -> bool:
         InputError: another recipe's tokenizer is there; a corpus that is empty or too small for the vocabulary.
     """
     folder = storage.join(config.remote, 'tokenizer')
-    recipe = _hash_recipe(config)
+    recipe = hash_json(
+        {
+            'tokenizer': to_plain(config.tokenizer),
+            'max_seq_len': config.max_seq_len,
+            'sources': [describe_source(source) for source in config.sources],
+        }
+    )
     written = storage.read_file(storage.join(folder, 'recipe.json'))
     if written is not None:
         if json.loads(written)['recipe_hash'] != recipe:
@@ -46,18 +52,18 @@ def build_tokenizer(config: CorpusConfig) -> bool:
 
 def sample_documents(documents: Iterable[str], max_bytes: int) -> list[str]:
     """An even sample of at most ``max_bytes`` of UTF-8, chosen by the documents' own hashes, in their order."""
-    kept: list[tuple[bytes, str]] = []
+    kept: list[tuple[int, str]] = []
     total, threshold = 0, 1 << 64
     for text in documents:
         encoded = text.encode()
-        digest = hashlib.blake2b(encoded, digest_size=8).digest()
-        if int.from_bytes(digest, 'big') >= threshold:
+        rank = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), 'big')
+        if rank >= threshold:
             continue
-        kept.append((digest, text))
+        kept.append((rank, text))
         total += len(encoded)
         while total > max_bytes and len(kept) > 1:
             threshold //= 2
-            kept = [item for item in kept if int.from_bytes(item[0], 'big') < threshold]
+            kept = [item for item in kept if item[0] < threshold]
             total = sum(len(item[1].encode()) for item in kept)
     return [text for _, text in kept]
 
@@ -84,7 +90,7 @@ def train_tokenizer(documents: list[str], config: TokenizerConfig) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_lines(documents), trainer)
+    tokenizer.train_from_iterator((document.split('\n') for document in documents), trainer)
     if (learned := tokenizer.get_vocab_size() + 1) != config.vocab_size:
         raise InputError(
             f'the text is too small for tokenizer.vocab_size {config.vocab_size}: it yields {learned} pieces; '
@@ -113,11 +119,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_seq_len: int) -> None
         tokenizer_object=tokenizer,
         model_max_length=max_seq_len,
         add_prefix_space=True,
-        cls_token='[CLS]',
-        pad_token='[PAD]',
-        sep_token='[SEP]',
-        unk_token='[UNK]',
-        mask_token=MASK,
+        **{f'{token.strip("[]").lower()}_token': token for token in SPECIAL_TOKENS},
         model_input_names=['input_ids', 'attention_mask'],
     ).save_pretrained(folder)
 
@@ -148,17 +150,3 @@ def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
         if theirs != ours:
             raise InputError(f'{folder}: {name} is {theirs}, the recipe needs {ours}')
     return tokenizer, hashlib.sha256(content).hexdigest()
-
-
-def _lines(documents: list[str]) -> Iterator[list[str]]:
-    for document in documents:
-        yield document.split('\n')
-
-
-def _hash_recipe(config: CorpusConfig) -> str:
-    recipe = {
-        'tokenizer': to_plain(config.tokenizer),
-        'max_seq_len': config.max_seq_len,
-        'sources': [describe_source(source) for source in config.sources],
-    }
-    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ def rank_of_inputs(encoder: nn.Module, inputs: Inputs, special_ids: Collection[i
     """As :func:`rank_of_encoder`, over every k-th row, at most ``MAX_TOKENS``; in fp32, as after pretraining."""
     lengths = np.asarray(inputs.lengths)
     chosen = np.arange(0, len(lengths), math.ceil(lengths.sum() / MAX_TOKENS))
-    batches = (chosen[rows] for rows in sort_for_evaluation(lengths[chosen], EVAL_BATCH_SIZE))
+    batches = (chosen[rows] for rows in sort_for_evaluation(lengths[chosen].tolist(), EVAL_BATCH_SIZE))
     return rank_of_encoder(encoder, (collate(inputs, rows, pad_id) for rows in batches), special_ids)
 
 

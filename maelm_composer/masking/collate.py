@@ -60,7 +60,7 @@ class MaskingCollator:
 
     def visible_length(self, length: int) -> int:
         """S of rows of N = ``length``: the [MASK]s that the encoder does not see are not there at all."""
-        fewest, _ = count_masked(self.masking.mlm_probability, length, self.masking.rounds_at_random)
+        fewest, _ = count_masked(self.masking, length)
         return length - fewest + self._count_fed(fewest)
 
     def _count_fed(self, masked: Any) -> Any:
@@ -72,14 +72,7 @@ class MaskingCollator:
         is_maskable = ids != PAD_ID
         if not self.masking.masks_special_tokens:
             is_maskable &= (ids != CLS_ID) & (ids != SEP_ID)
-        drawn, counts = draw_masked_positions(
-            is_maskable,
-            mlm_probability=self.masking.mlm_probability,
-            rounds_at_random=self.masking.rounds_at_random,
-            seed=self.seed,
-            epochs=epochs,
-            rows=rows,
-        )
+        drawn, counts = draw_masked_positions(is_maskable, self.masking, self.seed, epochs, rows)
         rank = np.arange(drawn.shape[1])[None]
         is_masked, is_fed_masked = np.zeros_like(is_maskable), np.zeros_like(is_maskable)
         np.put_along_axis(is_masked, drawn, rank < counts[:, None], axis=1)
@@ -118,7 +111,7 @@ class MaskingCollator:
             masked_index = np.broadcast_to(np.arange(length), ids.shape).copy()
         else:
             is_predicted = is_masked
-            _, most = count_masked(self.masking.mlm_probability, length, self.masking.rounds_at_random)
+            _, most = count_masked(self.masking, length)
             masked_index = _index_of(is_masked, most)
         return {
             'input_ids': _take(fed_ids, visible_index, fill=PAD_ID),

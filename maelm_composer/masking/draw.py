@@ -7,6 +7,7 @@ whatever the number of ranks, workers or resumes (paired comparison).
 import numpy as np
 from numpy.typing import NDArray
 
+from maelm_composer.config import MaskingConfig
 from maelm_composer.errors import InputError
 
 # Independent streams of random bits for one row.
@@ -33,28 +34,24 @@ def draw_bits(
         return _mix(state[:, None] + _GOLDEN_GAMMA * np.arange(1, length + 1, dtype=np.uint64))
 
 
-def count_masked(mlm_probability: float, length: int, rounds_at_random: bool) -> tuple[int, int]:
+def count_masked(masking: MaskingConfig, length: int) -> tuple[int, int]:
     """Fewest and most masked positions in a row of ``length`` tokens: equal unless rounding is random."""
-    expected = mlm_probability * length
-    if rounds_at_random:
+    expected = masking.mlm_probability * length
+    if masking.rounds_at_random:
         return int(np.floor(expected)), int(np.ceil(expected))
     return round(expected), round(expected)
 
 
 def draw_masked_positions(
     is_maskable: NDArray[np.bool_],
-    *,
-    mlm_probability: float,
-    rounds_at_random: bool,
+    masking: MaskingConfig,
     seed: int,
     epochs: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw positions without replacement (Sec. 2.1 and App. C of the paper: 15 % random masks, no 80/10/10).
 
-    Args:
-        is_maskable: (B, N) positions that may be drawn.
-        rounds_at_random: draw floor(p·N + U[0, 1)) positions, as the authors' code, instead of round(p·N).
+    Of the (B, N) maskable ones round(p·N), or floor(p·N + U[0, 1)) with ``rounds_at_random``, as the authors' code.
 
     Returns:
         (B, M) positions in the order drawn, so that the first k of them, for growing k, are nested sets;
@@ -64,17 +61,17 @@ def draw_masked_positions(
         InputError: a row has too few maskable tokens.
     """
     length = is_maskable.shape[1]
-    _, most = count_masked(mlm_probability, length, rounds_at_random)
+    _, most = count_masked(masking, length)
     counts = np.full(len(rows), most, np.int64)
-    if rounds_at_random:
+    if masking.rounds_at_random:
         uniform = draw_bits(seed, epochs, rows, 1, COUNT_STREAM)[:, 0] / 2.0**64
-        counts = np.floor(mlm_probability * length + uniform).astype(np.int64).clip(max=most)
+        counts = np.floor(masking.mlm_probability * length + uniform).astype(np.int64).clip(max=most)
     too_few = np.flatnonzero(is_maskable.sum(axis=1) < counts)
     if len(too_few):
         row = too_few[0]
         raise InputError(
-            f'masking.mlm_probability {mlm_probability} asks for {counts[row]} masked tokens, but row {rows[row]} has '
-            f'only {is_maskable[row].sum()} that may be masked; lower it'
+            f'masking.mlm_probability {masking.mlm_probability} asks for {counts[row]} masked tokens, but row '
+            f'{rows[row]} has only {is_maskable[row].sum()} that may be masked; lower it'
         )
     keys = draw_bits(seed, epochs, rows, length, MASK_STREAM)
     keys[~is_maskable] = np.iinfo(np.uint64).max

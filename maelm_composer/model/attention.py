@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from maelm_composer.config import AttentionBackend
+from maelm_composer.errors import InputError
 
+BLOCK = 128  # tokens along a side of the blocks that FlexAttention skips
 BiasEntry = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, query and key indices
 
 
@@ -34,9 +36,8 @@ def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative:
     Padding is a segment of its own (0), so that no row of scores is empty.
     """
     is_other = query_segments[:, None, :, None] != key_segments[:, None, None, :]
-    if relative is not None:
-        return relative.masked_fill(is_other, float('-inf'))
-    return torch.zeros_like(is_other, dtype=torch.float32).masked_fill(is_other, float('-inf'))
+    bias = torch.zeros_like(is_other, dtype=torch.float32) if relative is None else relative
+    return bias.masked_fill(is_other, float('-inf'))
 
 
 def build_flex_bias(query_segments: Tensor, key_segments: Tensor, relative: BiasEntry | None) -> FlexBias:
@@ -45,26 +46,31 @@ def build_flex_bias(query_segments: Tensor, key_segments: Tensor, relative: Bias
     def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return query_segments[b, q] == key_segments[b, k]
 
-    batch, queries, keys = *query_segments.shape, key_segments.shape[1]
-    block_mask = create_block_mask(is_visible, batch, None, queries, keys, device=str(query_segments.device))
+    # As torch's create_block_mask, which looks at the function in a way that no compiled graph can hold (torch 2.7).
+    lengths = query_segments.shape[1], key_segments.shape[1]
+    is_same = query_segments[:, None, :, None] == key_segments[:, None, None, :]
+    padded = functional.pad(is_same, (0, -lengths[1] % BLOCK, 0, -lengths[0] % BLOCK))
+    visible = padded.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).sum((3, 5))  # pairs, of each block
+    some, some_index = _list_blocks((visible > 0) & (visible < BLOCK**2))
+    full, full_index = _list_blocks(visible == BLOCK**2)  # these need no mask
+    block_mask = BlockMask.from_kv_blocks(some, some_index, full, full_index, BLOCK, is_visible, lengths)
     if relative is None:
         return FlexBias(None, block_mask)
     return FlexBias(lambda score, b, h, q, k: score + relative(b, h, q, k), block_mask)
+
+
+def _list_blocks(is_wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, 1, Q / 128, K / 128) -> how many are wanted in each row of blocks; the columns, those first."""
+    return is_wanted.sum(-1).int(), is_wanted.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Bias, dropout: float, backend: AttentionBackend) -> Tensor:
     """Softmax(Q K^T / sqrt(d_h) + bias) V.
 
     Args:
-        query: (B, H, Q, Dh)
-        key: (B, H, K, Dh)
-        value: (B, H, K, Dh)
-        bias: (B, 1 or H, Q, K), -inf where a query must not look
-        dropout: of the attention probabilities, 0 outside training
-        backend: ``dense`` or ``sdpa``; a :class:`FlexBias` is for ``flex`` alone
-
-    Returns:
-        (B, H, Q, Dh)
+        query: (B, H, Q, Dh); key and value: (B, H, K, Dh); the result is (B, H, Q, Dh).
+        dropout: of the attention probabilities, 0 outside training.
+        backend: ``dense`` or ``sdpa``; a :class:`FlexBias` is for ``flex`` alone.
     """
     if isinstance(bias, FlexBias):
         assert not dropout, 'FlexAttention has no dropout'
@@ -100,11 +106,11 @@ def choose_backend(
         is_plain_self_attention: bidirectional, without cross-attention.
 
     Raises:
-        ValueError: ``flex`` was asked for where it cannot be.
+        InputError: ``flex`` was asked for where it cannot be.
     """
     can_flex = is_plain_self_attention and not dropout
     if requested is AttentionBackend.flex and not can_flex:
-        raise ValueError(
+        raise InputError(
             'training.attention flex needs attention_probs_dropout_prob 0 and, in a decoder, attention bidirectional'
         )
     if requested is not AttentionBackend.auto:

@@ -2,47 +2,51 @@
 
 from maelm_composer.config import DecoderAttention, DecoderConfig, ModelConfig
 
+# Size of the first axis, which FSDP2 divides among the ranks; product of the others. A weight and its bias have one
+# first axis, and so count as one; so do a norm's two vectors.
+Parameter = tuple[int, int]
+
+
+def list_parameters(config: ModelConfig) -> dict[str, list[list[Parameter]]]:
+    """Of the encoder (with the token table), the decoder and the head: what is outside layers, then layer by layer."""
+    size, decoder = config.hidden_size, config.decoder
+    embeddings = [(config.vocab_size, size), (config.max_seq_len, size), (size, 2)]
+    bias = (config.relative_position_buckets, config.num_attention_heads)
+    parts = {'encoder': [[*embeddings, bias], *config.num_hidden_layers * [_list_layer(config, num_attentions=1)]]}
+    head_size = size
+    if decoder is not None:
+        head_size = decoder.hidden_size
+        own = [(config.max_seq_len, head_size), (head_size, 2)]
+        if decoder.attention is not DecoderAttention.cross:
+            own.append((decoder.relative_position_buckets, decoder.num_attention_heads))
+        if head_size != size:
+            own.append((head_size, size + 1))
+        num_attentions = 2 if decoder.attention.name.endswith('_cross') else 1
+        parts['decoder'] = [own, *decoder.num_hidden_layers * [_list_layer(decoder, num_attentions)]]
+    parts['head'] = [[(head_size, head_size + 3), (config.vocab_size, 1)]]
+    if head_size != size:
+        parts['head'][0].append((size, head_size))  # back to the token table's width
+    return parts
+
+
+def _list_layer(stack: ModelConfig | DecoderConfig, num_attentions: int) -> list[Parameter]:
+    size, inner = stack.hidden_size, stack.intermediate_size
+    attention = [(3 * size, size + 1), (size, size + 3)]
+    return num_attentions * attention + [(inner, size + 1), (size, inner + 3)]
+
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Trainable numbers in the encoder (with the token table), the decoder and the head."""
-    size, decoder = config.hidden_size, config.decoder
-    counts = {
-        'encoder': config.vocab_size * size
-        + config.max_seq_len * size
-        + 2 * size
-        + config.relative_position_buckets * config.num_attention_heads
-        + config.num_hidden_layers * _layer_parameters(config, num_attentions=1)
-    }
-    if decoder is not None:
-        num_attentions = 2 if decoder.attention.name.endswith('_cross') else 1
-        counts['decoder'] = (
-            (config.max_seq_len + 2) * decoder.hidden_size
-            + decoder.num_hidden_layers * _layer_parameters(decoder, num_attentions)
-            + (0 if decoder.hidden_size == size else (size + 1) * decoder.hidden_size)
-        )
-        if decoder.attention is not DecoderAttention.cross:
-            counts['decoder'] += decoder.relative_position_buckets * decoder.num_attention_heads
-    head_size = size if decoder is None else decoder.hidden_size
-    counts['head'] = (head_size + 3) * head_size + config.vocab_size + (0 if head_size == size else head_size * size)
-    return counts
-
-
-def _layer_parameters(stack: ModelConfig | DecoderConfig, num_attentions: int) -> int:
-    size, inner = stack.hidden_size, stack.intermediate_size
-    return num_attentions * (4 * size * size + 6 * size) + 2 * size * inner + inner + 3 * size
+    parts = list_parameters(config).items()
+    return {name: sum(first * rest for group in groups for first, rest in group) for name, groups in parts}
 
 
 def count_forward_flops(config: ModelConfig, visible: int, masked: int) -> dict[str, int]:
-    """Multiply-adds ×2 of one row's forward pass; a training step costs three times as much.
-
-    Args:
-        visible: S, tokens that the encoder sees
-        masked: M, positions to predict
+    """Multiply-adds ×2 of one row's forward pass, S tokens visible, M masked; a training step costs three times that.
 
     What a layer need not compute is not counted: the last layer before the head has queries at M positions only.
     """
-    size, decoder = config.hidden_size, config.decoder
-    layers = config.num_hidden_layers
+    size, layers, decoder = config.hidden_size, config.num_hidden_layers, config.decoder
     head_size = size if decoder is None else decoder.hidden_size
     head = masked * (2 * head_size**2 + 2 * config.vocab_size * size + (2 * head_size * size) * (head_size != size))
     if decoder is None:
@@ -50,15 +54,12 @@ def count_forward_flops(config: ModelConfig, visible: int, masked: int) -> dict[
         return {'encoder': encoder, 'decoder': 0, 'head': head}
     encoder = layers * _layer_flops(config, visible, visible)
     length, depth = config.max_seq_len, decoder.num_hidden_layers
-    match decoder.attention:
-        case DecoderAttention.cross:
-            cost = depth * _layer_flops(decoder, masked, visible)
-        case DecoderAttention.bidirectional:
-            cost = (depth - 1) * _layer_flops(decoder, length, length) + _layer_flops(decoder, masked, length)
-        case _:
-            whole = _layer_flops(decoder, length, length) + _attention_flops(decoder, length, visible)
-            last = _layer_flops(decoder, masked, length) + _attention_flops(decoder, masked, visible)
-            cost = (depth - 1) * whole + last
+    if decoder.attention is DecoderAttention.cross:
+        cost = depth * _layer_flops(decoder, masked, visible)
+    else:
+        cost = (depth - 1) * _layer_flops(decoder, length, length) + _layer_flops(decoder, masked, length)
+    if decoder.attention.name.endswith('_cross'):
+        cost += (depth - 1) * _attention_flops(decoder, length, visible) + _attention_flops(decoder, masked, visible)
     if decoder.hidden_size != size:
         memory = 0 if decoder.attention is DecoderAttention.bidirectional else visible
         cost += 2 * (length + memory) * size * decoder.hidden_size

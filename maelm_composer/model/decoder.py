@@ -19,33 +19,20 @@ class Decoder(nn.Module):
         assert decoder is not None
         self.attention = decoder.attention
         size = decoder.hidden_size
-        self.input_projection = (
-            nn.Linear(config.hidden_size, size) if size != config.hidden_size else None
-        )  # Sec. 4.3, "Decoder Size"
+        # Sec. 4.3, "Decoder Size"
+        self.input_projection = nn.Linear(config.hidden_size, size) if size != config.hidden_size else None
         self.position_embeddings = nn.Embedding(config.max_seq_len, size)
         self.embedding_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(decoder.hidden_dropout_prob)
-        self.relative_position = (
-            RelativePositionBias(
-                decoder.num_attention_heads,
-                config.max_seq_len,
-                decoder.relative_position_buckets,
-                config.relative_position_max_distance,
-                config.relative_position_function,
-            )
-            if decoder.relative_position_buckets and decoder.attention is not DecoderAttention.cross
-            else None
-        )
+        has_self_attention = self.attention is not DecoderAttention.cross
+        has_relative_position = decoder.relative_position_buckets and has_self_attention
+        self.relative_position = RelativePositionBias(decoder, config) if has_relative_position else None
         self.layers = nn.ModuleList(
             Layer(
-                size,
-                decoder.num_attention_heads,
-                decoder.intermediate_size,
-                hidden_dropout_prob=decoder.hidden_dropout_prob,
-                attention_probs_dropout_prob=decoder.attention_probs_dropout_prob,
-                layer_norm_eps=config.layer_norm_eps,
-                has_self_attention=decoder.attention is not DecoderAttention.cross,
-                has_cross_attention=decoder.attention is not DecoderAttention.bidirectional,
+                decoder,
+                config.layer_norm_eps,
+                has_self_attention=has_self_attention,
+                has_cross_attention=self.attention is not DecoderAttention.bidirectional,
             )
             for _ in range(decoder.num_hidden_layers)
         )
@@ -55,11 +42,10 @@ class Decoder(nn.Module):
         """(B, S, D) encoder output and the batch (see masking/collate.py) -> (B, M, D_dec) at ``masked_index``."""
         positions, segments = batch['original_position_ids'], batch['segment_ids']
         wanted = batch['masked_index'].clamp(max=segments.shape[1] - 1)  # an unused slot reads anything; no label
-        match self.attention:
-            case DecoderAttention.causal_cross:
-                filled = token_embeddings(_shift_right(batch['labels'], positions))
-            case _:
-                filled = fill_masks(encoded, token_embeddings.weight[-1], batch['visible_index'], batch['resets'])
+        if self.attention is DecoderAttention.causal_cross:
+            filled = token_embeddings(_shift_right(batch['labels'], positions))
+        else:
+            filled = fill_masks(encoded, token_embeddings.weight[-1], batch['visible_index'], batch['resets'])
         if self.input_projection is not None:
             filled = self.input_projection(filled)
             if self.attention is not DecoderAttention.bidirectional:
@@ -76,13 +62,13 @@ class Decoder(nn.Module):
             # Where [CLS] may be masked too, a short block can be hidden whole: it looks at the row, as nothing is NaN.
             is_alone = memory_bias.isneginf().all(-1, keepdim=True)
             memory_bias = memory_bias.masked_fill(is_alone, 0.0)
+        memory = None if memory_bias is None else encoded
         if self.attention is DecoderAttention.cross:
             for layer in self.layers:
-                hidden = layer(hidden, None, memory=encoded, memory_bias=memory_bias)
+                hidden = layer(hidden, None, memory=memory, memory_bias=memory_bias)
             return hidden
 
         bias = self._forbid_future(build_stack_bias(self.relative_position, positions, segments, None, self.backend))
-        memory = None if memory_bias is None else encoded
         for layer in self.layers[:-1]:
             hidden = layer(hidden, bias, memory=memory, memory_bias=memory_bias)
         last_bias = build_stack_bias(self.relative_position, positions, segments, wanted, self.backend)
@@ -108,16 +94,12 @@ class Decoder(nn.Module):
 
 
 def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, resets: Tensor) -> Tensor:
-    """Ĥ^0 before positions: h_i^L where the encoder saw token i, e_[MASK] elsewhere (Sec. 3).
+    """(B, N, D) Ĥ^0 before positions: h_i^L where the encoder saw token i, e_[MASK] elsewhere (Sec. 3).
 
     Args:
-        encoded: (B, S, D)
-        mask_embedding: (D,) row of the token table
+        encoded: (B, S, D); ``mask_embedding``: (D,)
         visible_index: (B, S) positions of the encoder's tokens; N for an unused slot
         resets: (B, N) positions that get e_[MASK] although the encoder saw them
-
-    Returns:
-        (B, N, D)
     """
     batch, length = resets.shape
     # Unused and reset slots are written to a row of their own after the last, never to a real position.

@@ -20,43 +20,19 @@ class Encoder(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_seq_len, size)
         self.embedding_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.relative_position = (
-            RelativePositionBias(
-                config.num_attention_heads,
-                config.max_seq_len,
-                config.relative_position_buckets,
-                config.relative_position_max_distance,
-                config.relative_position_function,
-            )
-            if config.relative_position_buckets
-            else None
-        )
-        self.layers = nn.ModuleList(
-            Layer(
-                size,
-                config.num_attention_heads,
-                config.intermediate_size,
-                hidden_dropout_prob=config.hidden_dropout_prob,
-                attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-                layer_norm_eps=config.layer_norm_eps,
-            )
-            for _ in range(config.num_hidden_layers)
-        )
+        self.relative_position = RelativePositionBias(config, config) if config.relative_position_buckets else None
+        self.layers = nn.ModuleList(Layer(config, config.layer_norm_eps) for _ in range(config.num_hidden_layers))
         self.backend = AttentionBackend.dense
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, query_index: Tensor | None = None
     ) -> Tensor:
-        """Encode packed rows.
+        """(B, S) packed rows -> (B, S, D), or (B, M, D) with ``query_index``.
 
         Args:
-            input_ids: (B, S)
             position_ids: (B, S) in [0, N); gaps where [MASK]s were left out
             segment_ids: (B, S) attention stays within equal ids
             query_index: (B, M) the only slots whose output is wanted; the last layer computes nothing else
-
-        Returns:
-            (B, S, D), or (B, M, D) with ``query_index``
         """
         hidden, bias = self._embed(input_ids, position_ids, segment_ids)
         for layer in self.layers[:-1]:

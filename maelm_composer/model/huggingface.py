@@ -20,21 +20,27 @@ from maelm_composer.model.modeling_maelm import MaelmConfig
 MPNET_BUCKETS, MPNET_MAX_DISTANCE, MPNET_PAD_ID = 32, 128, 1
 POOLER = 'pooler.'  # of an unused output; never ours
 
-# Ours -> theirs; three names stand for the parts of one fused matrix.
-_EMBEDDINGS = {'token_embeddings': 'embeddings.word_embeddings', 'embedding_norm': 'embeddings.LayerNorm'}
-_FEED_FORWARD = {'intermediate': 'intermediate.dense', 'output': 'output.dense', 'output_norm': 'output.LayerNorm'}
-_BERT_LAYER: dict[str, str | tuple[str, ...]] = {
-    'self_attention.query_key_value': tuple(f'attention.self.{part}' for part in ('query', 'key', 'value')),
-    'self_attention.output': 'attention.output.dense',
-    'self_attention_norm': 'attention.output.LayerNorm',
-    **_FEED_FORWARD,
+# Ours -> theirs, in a layer; three names stand for the parts of one fused matrix.
+_FEED_FORWARD = {
+    'intermediate': ['intermediate.dense'],
+    'output': ['output.dense'],
+    'output_norm': ['output.LayerNorm'],
 }
-_MPNET_LAYER: dict[str, str | tuple[str, ...]] = {
-    'self_attention.query_key_value': tuple(f'attention.attn.{part}' for part in ('q', 'k', 'v')),
-    'self_attention.output': 'attention.attn.o',
-    'self_attention_norm': 'attention.LayerNorm',
-    **_FEED_FORWARD,
+_BERT_LAYER = _FEED_FORWARD | {
+    'self_attention.query_key_value': ['attention.self.query', 'attention.self.key', 'attention.self.value'],
+    'self_attention.output': ['attention.output.dense'],
+    'self_attention_norm': ['attention.output.LayerNorm'],
 }
+_MPNET_LAYER = _FEED_FORWARD | {
+    'self_attention.query_key_value': ['attention.attn.q', 'attention.attn.k', 'attention.attn.v'],
+    'self_attention.output': ['attention.attn.o'],
+    'self_attention_norm': ['attention.LayerNorm'],
+}
+# Settings that have one name in all configs.
+_SHARED = (
+    *('vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads', 'intermediate_size'),
+    *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'layer_norm_eps', 'initializer_range'),
+)
 _POSITIONS = 'embeddings.position_embeddings.weight'
 _TOKEN_TYPES = 'embeddings.token_type_embeddings.weight'
 _RELATIVE = 'encoder.relative_attention_bias.weight'
@@ -67,16 +73,8 @@ def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> t
     offset = position_offset(config)
     is_mpnet = isinstance(config, MPNetConfig)
     model = ModelConfig(
-        vocab_size=config.vocab_size,
+        **{name: getattr(config, name) for name in _SHARED},
         max_seq_len=config.max_position_embeddings - offset,
-        num_hidden_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        hidden_dropout_prob=config.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-        layer_norm_eps=config.layer_norm_eps,
-        initializer_range=config.initializer_range,
         relative_position_buckets=config.relative_attention_num_buckets if is_mpnet else 0,
         decoder=None,
     )
@@ -109,37 +107,22 @@ def export_encoder(
     has_relative = config.relative_position_buckets > 0
     if has_relative and pad_id != MPNET_PAD_ID:
         raise InputError(f'[PAD] has id {pad_id}: an encoder with relative positions is exported with id 1 only')
-    settings = {
-        'vocab_size': config.vocab_size,
-        'hidden_size': config.hidden_size,
-        'num_hidden_layers': config.num_hidden_layers,
-        'num_attention_heads': config.num_attention_heads,
-        'intermediate_size': config.intermediate_size,
-        'hidden_dropout_prob': config.hidden_dropout_prob,
-        'attention_probs_dropout_prob': config.attention_probs_dropout_prob,
-        'max_position_embeddings': config.max_seq_len + pad_id + 1,
-        'layer_norm_eps': config.layer_norm_eps,
-        'initializer_range': config.initializer_range,
-        'pad_token_id': pad_id,
-    }
-    relative = (
-        config.relative_position_buckets,
-        config.relative_position_max_distance,
-        config.relative_position_function,
-    )
+    settings = {name: getattr(config, name) for name in _SHARED}
+    settings |= {'max_position_embeddings': config.max_seq_len + pad_id + 1, 'pad_token_id': pad_id}
+    buckets, distance = config.relative_position_buckets, config.relative_position_max_distance
+    function = config.relative_position_function
     exported: PretrainedConfig
-    match relative:
-        case (0, _, _):
-            exported = RobertaConfig(type_vocab_size=1, **settings)
-        case (32, 128, RelativePositionFunction.t5):  # MPNET_BUCKETS, MPNET_MAX_DISTANCE
-            exported = MPNetConfig(**settings)
-        case (buckets, distance, function):
-            exported = MaelmConfig(
-                relative_attention_num_buckets=buckets,
-                relative_attention_max_distance=distance,
-                relative_attention_function=function.name,
-                **settings,
-            )
+    if not has_relative:
+        exported = RobertaConfig(type_vocab_size=1, **settings)
+    elif (buckets, distance, function) == (MPNET_BUCKETS, MPNET_MAX_DISTANCE, RelativePositionFunction.t5):
+        exported = MPNetConfig(**settings)
+    else:
+        exported = MaelmConfig(
+            relative_attention_num_buckets=buckets,
+            relative_attention_max_distance=distance,
+            relative_attention_function=function.name,
+            **settings,
+        )
     positions = weights['position_embeddings.weight']
     theirs = {_POSITIONS: torch.cat([positions.new_zeros(pad_id + 1, config.hidden_size), positions])}
     if has_relative:
@@ -163,19 +146,14 @@ def position_offset(config: PretrainedConfig) -> int:
             return 0
 
 
-def _pairs(num_layers: int, is_mpnet: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _pairs(num_layers: int, is_mpnet: bool) -> Iterator[tuple[str, list[str]]]:
     """Every other parameter: our name, and theirs, or those of its parts one below the other."""
-    modules: dict[str, str | tuple[str, ...]] = dict(_EMBEDDINGS)
-    for i in range(num_layers):
-        for ours, theirs in (_MPNET_LAYER if is_mpnet else _BERT_LAYER).items():
-            prefix = f'encoder.layer.{i}.'
-            modules[f'layers.{i}.{ours}'] = (
-                prefix + theirs if isinstance(theirs, str) else tuple(prefix + part for part in theirs)
-            )
-    for ours, theirs in modules.items():
-        parts = (theirs,) if isinstance(theirs, str) else theirs
-        for kind in ('weight',) if ours == 'token_embeddings' else ('weight', 'bias'):
-            yield f'{ours}.{kind}', tuple(f'{part}.{kind}' for part in parts)
+    yield 'token_embeddings.weight', ['embeddings.word_embeddings.weight']
+    for kind in ('weight', 'bias'):
+        yield f'embedding_norm.{kind}', [f'embeddings.LayerNorm.{kind}']
+        for i in range(num_layers):
+            for ours, theirs in (_MPNET_LAYER if is_mpnet else _BERT_LAYER).items():
+                yield f'layers.{i}.{ours}.{kind}', [f'encoder.layer.{i}.{part}.{kind}' for part in theirs]
 
 
 class HuggingFaceEncoder(nn.Module):

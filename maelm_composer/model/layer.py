@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from maelm_composer.config import DecoderConfig, ModelConfig
 from maelm_composer.model.attention import Attention, Bias
 
 
@@ -10,34 +11,31 @@ class Layer(nn.Module):
 
     def __init__(
         self,
-        hidden_size: int,
-        num_attention_heads: int,
-        intermediate_size: int,
-        *,
-        hidden_dropout_prob: float,
-        attention_probs_dropout_prob: float,
+        stack: ModelConfig | DecoderConfig,
         layer_norm_eps: float,
+        *,
         has_self_attention: bool = True,
         has_cross_attention: bool = False,
     ) -> None:
         super().__init__()
+        size = stack.hidden_size
 
         def build_attention() -> Attention:
-            return Attention(hidden_size, num_attention_heads, attention_probs_dropout_prob)
+            return Attention(size, stack.num_attention_heads, stack.attention_probs_dropout_prob)
 
         def build_norm() -> nn.LayerNorm:
-            return nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+            return nn.LayerNorm(size, eps=layer_norm_eps)
 
         if has_self_attention:
             self.self_attention, self.self_attention_norm = build_attention(), build_norm()
         if has_cross_attention:
             self.cross_attention, self.cross_attention_norm = build_attention(), build_norm()
         self.has_self_attention, self.has_cross_attention = has_self_attention, has_cross_attention
-        self.intermediate = nn.Linear(hidden_size, intermediate_size)
-        self.output = nn.Linear(intermediate_size, hidden_size)
+        self.intermediate = nn.Linear(size, stack.intermediate_size)
+        self.output = nn.Linear(stack.intermediate_size, size)
         self.output_norm = build_norm()
         self.activation = nn.GELU()
-        self.dropout = nn.Dropout(hidden_dropout_prob)
+        self.dropout = nn.Dropout(stack.hidden_dropout_prob)
 
     def forward(
         self,
@@ -57,12 +55,10 @@ class Layer(nn.Module):
         """
         if self.has_self_attention:
             assert bias is not None
-            if query_index is None:
-                attended = self.self_attention(hidden, None, bias)
-            else:
-                whole = hidden
-                hidden = take_rows(hidden, query_index)
-                attended = self.self_attention(hidden, whole, bias)
+            whole = None
+            if query_index is not None:
+                whole, hidden = hidden, take_rows(hidden, query_index)
+            attended = self.self_attention(hidden, whole, bias)
             hidden = self.self_attention_norm(hidden + self.dropout(attended))
         if self.has_cross_attention:
             assert memory is not None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maelm_composer.config import HeadBiasInit, ModelConfig
+from maelm_composer.config import AttentionBackend, HeadBiasInit, ModelConfig
 from maelm_composer.model.decoder import Decoder, take_padded
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.head import MaskedLMHead
@@ -46,6 +46,11 @@ class MaskedLanguageModel(nn.Module):
         labels = functional.pad(batch['labels'], (0, 1), value=-100).gather(1, masked_index)
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         return MaskedLMOutput(loss, logits, labels)
+
+    def select_attention(self, requested: AttentionBackend, device_type: str) -> dict[str, str]:
+        """Attend as ``attention.choose_backend`` says from now on; returns the name of its choice for each stack."""
+        stacks = {'encoder': self.encoder, 'decoder': self.decoder}
+        return {n: s.select_attention(requested, device_type).name for n, s in stacks.items() if s is not None}
 
 
 def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None = None) -> MaskedLanguageModel:

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from maelm_composer.config import RelativePositionFunction, RelativePositionInit
+from maelm_composer.config import DecoderConfig, ModelConfig, RelativePositionFunction, RelativePositionInit
 from maelm_composer.model.attention import BiasEntry
 
 
@@ -26,13 +26,11 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
     match function:
         case RelativePositionFunction.t5:
             far = exact + (ratio / math.log(max_distance / exact) * (half - exact)).floor().long()
-            bucket = torch.where(size < exact, size, far.clamp(max=half - 1))
-            return bucket + half * (distance > 0)
+            return torch.where(size < exact, size, far.clamp(max=half - 1)) + half * (distance > 0)
         case RelativePositionFunction.authors:
             # The guard keeps an exact integer, such as the ratio at max_distance - 1, from being rounded up once more.
             far = exact + (ratio / math.log((max_distance - 1) / exact) * (half - 1 - exact) - 1e-9).ceil().long()
-            bucket = torch.where(size < exact, size, far.clamp(max=half - 1))
-            return half - 1 + bucket * distance.sign()
+            return half - 1 + torch.where(size < exact, size, far.clamp(max=half - 1)) * distance.sign()
 
 
 class RelativePositionBias(nn.Module):
@@ -40,19 +38,15 @@ class RelativePositionBias(nn.Module):
 
     bucket_of_distance: Tensor  # (2N - 1,), from distance 1 - N
 
-    def __init__(
-        self,
-        num_heads: int,
-        max_seq_len: int,
-        buckets: int,
-        max_distance: int,
-        function: RelativePositionFunction,
-    ) -> None:
+    def __init__(self, stack: ModelConfig | DecoderConfig, model: ModelConfig) -> None:
+        """Heads and buckets are those of the ``stack``, everything else the ``model``'s."""
         super().__init__()
-        self.max_seq_len = max_seq_len
-        self.weight = nn.Parameter(torch.empty(buckets, num_heads))
-        distances = torch.arange(1 - max_seq_len, max_seq_len)
-        bucket_of_distance = bucket_distances(distances, buckets, max_distance, function)
+        self.max_seq_len, buckets = model.max_seq_len, stack.relative_position_buckets
+        self.weight = nn.Parameter(torch.empty(buckets, stack.num_attention_heads))
+        distances = torch.arange(1 - self.max_seq_len, self.max_seq_len)
+        bucket_of_distance = bucket_distances(
+            distances, buckets, model.relative_position_max_distance, model.relative_position_function
+        )
         self.register_buffer('bucket_of_distance', bucket_of_distance, persistent=False)
 
     def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -91,12 +85,10 @@ class RelativePositionBias(nn.Module):
         """
         buckets, heads = self.weight.shape
         distances = torch.arange(1 - self.max_seq_len, self.max_seq_len)
-        prior = torch.zeros(buckets, heads)
+        prior, head = torch.zeros(buckets, heads), torch.arange(heads)
+        side, slope = 2 * (head % 2) - 1, 2.0 ** -(head // 2)
         # Nearest distance last, so that it is what a bucket of several distances is measured by.
         for distance in sorted(distances.tolist(), key=abs, reverse=True):
             bucket = int(self.bucket_of_distance[distance + self.max_seq_len - 1])
-            for head in range(heads):
-                side = -1 if head % 2 == 0 else 1
-                slope = 2.0 ** -(head // 2)
-                prior[bucket, head] = -slope * (abs(distance) + (0 if distance * side > 0 else 2))
+            prior[bucket] = -slope * (abs(distance) + 2 * (distance * side <= 0))
         return prior

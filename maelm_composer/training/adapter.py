@@ -60,7 +60,8 @@ class PretrainingModel(ComposerModel):
 
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         super().__init__()
-        model.fsdp_wrap_fn = _is_sharded_alone  # type: ignore[assignment]
+        # FSDP2 gathers layer by layer; the root keeps what is shared by several parts, the token table above all.
+        model.fsdp_wrap_fn = lambda module: isinstance(module, Layer)  # type: ignore[assignment]
         self.model = model
         self.is_bf16 = precision is Precision.bf16
 
@@ -87,8 +88,3 @@ def count_predicted(batch: Batch) -> dict[str, int]:
     """Tokens of the rows, and those that the loss is a mean of."""
     labels = batch['labels']
     return {'total': labels.numel(), 'loss_generating': int((labels != -100).sum())}
-
-
-def _is_sharded_alone(module: nn.Module) -> bool:
-    """FSDP2 gathers layer by layer; the root keeps what is shared by several parts, the token table above all."""
-    return isinstance(module, Layer)

@@ -18,20 +18,10 @@ from maelm_composer.errors import InputError
 from maelm_composer.records import write_text
 from maelm_composer.training.run_folder import RunFolder
 
-COLUMNS = (
-    'samples',
-    'batch',
-    'train_loss',
-    'learning_rate',
-    'gradient_norm',
-    'tokens_per_second',
-    'training_seconds',
-    'eval_loss',
-    'eval_perplexity',
-    'eval_accuracy',
-)
 METRICS = 'metrics.csv'
 TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # all others are the same in a resumed run
+EVAL_COLUMNS = ('eval_loss', 'eval_perplexity', 'eval_accuracy')
+COLUMNS = ('samples', 'batch', 'train_loss', 'learning_rate', 'gradient_norm', *TIMED_COLUMNS, *EVAL_COLUMNS)
 UNTIMED_BATCHES = 3  # at a process's start: compilation, allocation and loader start
 
 
@@ -135,8 +125,7 @@ class MetricsLog(Callback):
     def __init__(self, folder: RunFolder, clock: TrainingClock, clipping: GradientClipping) -> None:
         self.folder = folder
         self.path = folder.local / METRICS
-        self.clock = clock
-        self.clipping = clipping
+        self.clock, self.clipping = clock, clipping
         self.last_eval: dict[str, Any] = {}
         self._row: dict[str, Any] = {}
 
@@ -165,12 +154,8 @@ class MetricsLog(Callback):
         logger.log_metrics({'gradient_norm': self._row['gradient_norm'], 'learning_rate': self._row['learning_rate']})
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        values = {name: float(value) for name, value in state.eval_metric_values.items()}
-        self.last_eval = {
-            'eval_loss': values['MaskedLoss'],
-            'eval_perplexity': values['MaskedPerplexity'],
-            'eval_accuracy': values['MaskedAccuracy'],
-        }
+        values = state.eval_metric_values.items()  # MaskedLoss, MaskedPerplexity, MaskedAccuracy
+        self.last_eval = {f'eval_{name.removeprefix("Masked").lower()}': float(value) for name, value in values}
         self._row |= self.last_eval
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -183,9 +168,7 @@ class Report(Callback):
     """One line once the speed is known, and one for each evaluation."""
 
     def __init__(self, say: Callable[[str], None], clock: TrainingClock, log: MetricsLog) -> None:
-        self.say = say
-        self.clock = clock
-        self.log = log
+        self.say, self.clock, self.log = say, clock, log
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if self.clock.timed_batches == 10:
@@ -215,4 +198,4 @@ def parse_metrics(text: str) -> list[dict[str, str]]:
 def find_last_eval(rows: list[dict[str, str]]) -> dict[str, float]:
     """The results of the last evaluation in a metrics.csv; empty before the first."""
     evaluated = [row for row in rows if row['eval_loss']]
-    return {name: float(value) for name, value in evaluated[-1].items() if name.startswith('eval')} if evaluated else {}
+    return {name: float(row[name]) for row in evaluated[-1:] for name in EVAL_COLUMNS}

@@ -25,6 +25,7 @@ from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from maelm_composer.config import TrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.records import write_json
 from maelm_composer.training.callbacks import TrainingClock
@@ -37,13 +38,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Checkpoints(Callback):
-    """Saves every ``interval_samples`` (the first batch at or after it), at the end, and when told to stop."""
+    """Saves at the first batch at or after every interval, at the end, and when told to stop."""
 
-    def __init__(self, folder: RunFolder, clock: TrainingClock, interval_samples: int, keep: int) -> None:
-        self.folder = folder
-        self.clock = clock
-        self.interval_samples = interval_samples
-        self.keep = keep
+    def __init__(self, folder: RunFolder, clock: TrainingClock, training: TrainingConfig) -> None:
+        self.folder, self.clock = folder, clock
+        self.interval_samples, self.keep = training.checkpoint_interval_samples, training.checkpoints_to_keep
         self._signal = 0
         self._handlers: dict[int, Any] = {}
 
@@ -116,11 +115,9 @@ class Checkpoints(Callback):
         if dist.get_global_rank() == 0:
             plain = {key.removeprefix('model.'): value.contiguous() for key, value in weights.items()}
             save_file(plain, staged / WEIGHTS, metadata={'format': 'pt'})
-            progress = {
-                'samples': state.timestamp.sample.value,
-                'batch': state.timestamp.batch.value,
-                'training_seconds': self.clock.seconds,
-            }
+            at = state.timestamp
+            seconds = self.clock.seconds
+            progress = {'samples': at.sample.value, 'batch': at.batch.value, 'training_seconds': seconds}
             write_json(staged / PROGRESS, progress)
         if dist.get_local_rank() == 0:
             for path in staged.rglob('*'):

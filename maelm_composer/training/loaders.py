@@ -13,7 +13,7 @@ from streaming import StreamingDataLoader
 from torch.utils.data import DataLoader, Subset
 
 from maelm_composer.config import PretrainingConfig
-from maelm_composer.data.dataset import build_dataset
+from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import Manifest
 from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator
@@ -25,7 +25,7 @@ from maelm_composer.training.plan import Plan
 def build_train_loader(
     config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator, plan: Plan
 ) -> DataSpec:
-    dataset = build_dataset(config.data, manifest, 'train', batch_size=plan.device_batch_size, seed=config.seed)
+    dataset = PretrainingRows(config.data, manifest, 'train', batch_size=plan.device_batch_size, seed=config.seed)
     loader = StreamingDataLoader(
         dataset, batch_size=plan.device_batch_size, drop_last=True, **_loader_settings(config, collator)
     )
@@ -34,7 +34,7 @@ def build_train_loader(
 
 def build_evaluator(config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator, plan: Plan) -> Evaluator:
     """The first ``eval_rows`` validation rows, each once, with the same masks at every evaluation."""
-    dataset = build_dataset(config.data, manifest, 'validation', batch_size=plan.microbatch_size, seed=config.seed)
+    dataset = PretrainingRows(config.data, manifest, 'validation', batch_size=plan.microbatch_size, seed=config.seed)
     rows = min(config.training.eval_rows, manifest.splits['validation'].rows)
     rows -= rows % plan.world_size  # a row that only some ranks have would be counted twice
     if rows == 0:

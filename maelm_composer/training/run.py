@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from composer import Trainer
+from composer.devices import DeviceCPU, DeviceGPU
 from composer.loggers import LoggerDestination, MLFlowLogger, ProgressBarLogger, TensorboardLogger, WandBLogger
 from composer.utils import dist
 from rich.console import Console
@@ -19,9 +20,8 @@ from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator, build_collator
-from maelm_composer.masking.draw import count_masked
 from maelm_composer.model.cost import count_forward_flops, count_parameters
-from maelm_composer.model.maelm import MaskedLanguageModel, build_model
+from maelm_composer.model.maelm import build_model
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
     METRICS,
@@ -40,6 +40,7 @@ from maelm_composer.training.optimizer import build_optimizer, build_schedule
 from maelm_composer.training.plan import Plan
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify
+from maelm_composer.training.scaling import count_visible
 from maelm_composer.training.sharding import GradientAverage, build_parallelism
 
 DIST_TIMEOUT_SECONDS = 1800.0  # a collective waits this long for the slowest rank, which may be downloading
@@ -60,7 +61,9 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     keep_freed_memory()
     follow_launcher()
     is_first, is_sharded = dist.get_global_rank() == 0, config.training.sharding is not Sharding.ddp
-    say: Callable[[Any], None] = Console(highlight=False, soft_wrap=True).print if is_first else _say_nothing
+    say = Console(highlight=False, soft_wrap=True, quiet=not is_first).print
+    # Composer's own default is TF32, which is not what training.precision=fp32 says.
+    device = DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
     loggers = _build_loggers(config)
     manifest = load_manifest(config.data.remote)
     collator = build_collator(config)
@@ -69,17 +72,25 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     identity = identify(config, manifest.content_hash)
     if is_first:
         folder.assert_writable()
-    record = (assert_same_run(folder, identity) or {}) if is_first else {}
+    record = assert_same_run(folder, identity) if is_first else {}
     if dist.get_world_size() > 1 or is_sharded:
-        dist.initialize_dist(timeout=DIST_TIMEOUT_SECONDS)
+        dist.initialize_dist(device, timeout=DIST_TIMEOUT_SECONDS)
 
     counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
     model = build_model(config.model, config.seed, counts)
-    attention = _select_attention(model, config)
+    attention = model.select_attention(config.training.attention, find_device().type)
     checkpoint = find_checkpoint(folder, model, is_sharded)
+    numbers = {
+        'world_size': dist.get_world_size(),
+        'device': name_device(),
+        'attention': attention,
+        'tokenizer_hash': manifest.tokenizer_hash,
+        'flops': plan.flops,
+    }
     if checkpoint is not None and checkpoint.samples >= config.training.max_samples:
         folder.forget(checkpoint.state.parent.name)
-        if is_first and record['status'] != 'finished':  # killed between its last checkpoint and its record
+        if is_first and record.get('status') != 'finished':  # killed between its last checkpoint and its record
+            record = record or begin_record(folder, config, identity, numbers)
             evaluation = find_last_eval(parse_metrics(folder.read(METRICS) or ''))
             record = finish_record(folder, record, plan, checkpoint.training_seconds, evaluation)
         say(f'{config.run_name} is complete: {checkpoint.samples:,} samples, in {config.save_folder}')
@@ -88,26 +99,16 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     if checkpoint is not None:
         say(f'going on from {checkpoint.samples:,} samples')
     if is_first:
-        numbers = {
-            'world_size': dist.get_world_size(),
-            'device': name_device(),
-            'attention': attention,
-            'tokenizer_hash': manifest.tokenizer_hash,
-            'flops': plan.flops,
-        }
         record = begin_record(folder, config, identity, numbers)
 
     if config.training.compile:
-        model.compile(fullgraph=True, dynamic=False)  # shapes never change; validation is a second graph
+        # Shapes never change; validation is a second graph. FSDP2 gathers weights between layers, outside any graph.
+        model.compile(fullgraph=not is_sharded, dynamic=False)
     adapter = PretrainingModel(model, config.training.precision)
     optimizer = build_optimizer(adapter.parameters(), config.optimizer)
     clipping = GradientClipping(config.optimizer.clip_norm)
     clock = TrainingClock(plan.tokens_per_batch, checkpoint.training_seconds if checkpoint else 0.0)
     log = MetricsLog(folder, clock, clipping)
-    report = Report(say, clock, log)
-    saving = Checkpoints(
-        folder, clock, config.training.checkpoint_interval_samples, config.training.checkpoints_to_keep
-    )
     trainer = Trainer(
         model=adapter,
         train_dataloader=build_train_loader(config, manifest, collator, plan),
@@ -123,14 +124,15 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
             clock,
             DivergenceStop(clipping),
             log,
-            report,
-            saving,
+            Report(say, clock, log),
+            Checkpoints(folder, clock, config.training),
         ],
         loggers=loggers,
         progress_bar=sys.stderr.isatty(),
         run_name=config.run_name,
         seed=config.seed,
         precision='fp32',  # autocast is the adapter's
+        device=device,
         device_train_microbatch_size=plan.microbatch_size,
         # Otherwise every row has as many predicted tokens, so a mean over rows is a mean over tokens.
         accumulate_train_batch_on_tokens=config.masking.rounds_at_random or collator.predicts_every_token,
@@ -148,6 +150,11 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
             destination.hparams_already_logged_to_console = True  # the start screen has said it
     try:
         trainer.fit()
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f'{plan.microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: '
+            'lower training.device_train_microbatch_size'
+        ) from error
     finally:
         trainer.engine.close()  # trainer.close() would also wait for the other ranks, which may have failed
     if is_first:
@@ -162,49 +169,32 @@ def _build_plan(config: PretrainingConfig, manifest: Manifest, collator: Masking
         wanted, there = getattr(config.model, key), getattr(manifest, key)
         if wanted != there:
             raise InputError(f'model.{key} is {wanted}, but the shards in {config.data.remote} were made with {there}')
-    masking, length = config.masking, config.model.max_seq_len
-    _, masked = count_masked(masking.mlm_probability, length, masking.rounds_at_random)
-    predicted = length if collator.predicts_every_token else masked
+    visible, masked = count_visible(config)
+    predicted = config.model.max_seq_len if collator.predicts_every_token else masked
     plan = Plan(
         config=config,
         world_size=dist.get_world_size(),
         rows_per_epoch=manifest.splits['train'].rows,
         parameters=count_parameters(config.model),
-        forward_flops=sum(count_forward_flops(config.model, int(collator.visible_length(length)), predicted).values()),
+        forward_flops=sum(count_forward_flops(config.model, visible, predicted).values()),
     )
     plan.check()
     return plan
 
 
-def _select_attention(model: MaskedLanguageModel, config: PretrainingConfig) -> dict[str, str]:
-    """The name of the backend of each stack."""
-    stacks = {'encoder': model.encoder, 'decoder': model.decoder}
-    try:
-        return {
-            name: stack.select_attention(config.training.attention, find_device().type).name
-            for name, stack in stacks.items()
-            if stack is not None
-        }
-    except ValueError as error:
-        raise InputError(str(error)) from None
-
-
 def _build_loggers(config: PretrainingConfig) -> list[LoggerDestination]:
-    loggers: list[LoggerDestination] = []
     for logger in config.training.loggers:
         if importlib.util.find_spec(logger.name) is None:
             raise InputError(
                 f'training.loggers names {logger.name}, which is not installed: '
                 f'pip install maelm-composer[{logger.name}]'
             )
-        match logger:
-            case Logger.tensorboard:
-                loggers.append(TensorboardLogger(log_dir=f'runs/{config.run_name}/tensorboard'))
-            case Logger.wandb:
-                loggers.append(WandBLogger(project='maelm-composer', name=config.run_name))
-            case Logger.mlflow:
-                loggers.append(MLFlowLogger(experiment_name='maelm-composer', run_name=config.run_name))
-    return loggers
+    build: dict[Logger, Callable[[], LoggerDestination]] = {
+        Logger.tensorboard: lambda: TensorboardLogger(log_dir=f'runs/{config.run_name}/tensorboard'),
+        Logger.wandb: lambda: WandBLogger(project='maelm-composer', name=config.run_name),
+        Logger.mlflow: lambda: MLFlowLogger(experiment_name='maelm-composer', run_name=config.run_name),
+    }
+    return [build[logger]() for logger in config.training.loggers]
 
 
 def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest, attention: dict[str, str]) -> Table:
@@ -221,23 +211,18 @@ def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest, att
 
 
 def _summary(config: PretrainingConfig, record: dict[str, Any]) -> str:
-    lines = [
-        f'{config.run_name}: validation loss {record["eval_loss"]:.4f}',
-        f'{record["batches"]:,} steps, {record["samples"]:,} samples',
-        f'{record["tokens_per_second"]:,.0f} tokens/s, {record["training_seconds"]:,.0f} seconds of training',
-        f'log and checkpoints: {config.save_folder}',
-    ]
-    return '\n'.join(lines)
-
-
-def _say_nothing(text: Any) -> None:
-    pass
+    return (
+        f'{config.run_name}: validation loss {record["eval_loss"]:.4f}\n'
+        f'{record["batches"]:,} steps, {record["samples"]:,} samples\n'
+        f'{record["tokens_per_second"]:,.0f} tokens/s, {record["training_seconds"]:,.0f} seconds of training\n'
+        f'log and checkpoints: {config.save_folder}'
+    )
 
 
 def _share_cores() -> None:
     """Composer's launcher lets every rank take every core, which on a CPU costs a factor of ten."""
     if dist.get_local_world_size() > 1 and 'OMP_NUM_THREADS' not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_local_world_size()))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // dist.get_local_world_size()))
 
 
 def _quieten_engines() -> None:

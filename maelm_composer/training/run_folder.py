@@ -7,17 +7,13 @@
     samples-000051200/          model.safetensors  progress.json  state.pt (or state/, one shard a rank)
 """
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-from boto3.exceptions import Boto3Error
-from botocore.exceptions import BotoCoreError, ClientError
-from composer.utils import ObjectStore, dist, maybe_create_object_store_from_uri, parse_uri
+from composer.utils import dist
 
-from maelm_composer.data.storage import is_s3, join, read_file, write_file
+from maelm_composer.data.storage import delete, download, is_s3, join, list_names, read_file, upload, write_file
 from maelm_composer.errors import InputError
 from maelm_composer.records import write_text
 
@@ -34,15 +30,8 @@ class RunFolder:
 
     def __init__(self, save_folder: str, run_name: str) -> None:
         self.uri = save_folder.rstrip('/')
-        self._store: ObjectStore | None = None
-        self._prefix = ''
-        if is_s3(self.uri):
-            self.local = Path(f'runs/{run_name}').absolute()
-            self._prefix = parse_uri(self.uri)[2]
-            with self._one_line():
-                self._store = maybe_create_object_store_from_uri(self.uri)
-        else:
-            self.local = Path(self.uri).absolute()
+        self.is_remote = is_s3(self.uri)
+        self.local = Path(f'runs/{run_name}' if self.is_remote else self.uri).absolute()
 
     def assert_writable(self) -> None:
         """Write something and read it back."""
@@ -60,14 +49,13 @@ class RunFolder:
     def write(self, name: str, text: str) -> None:
         """A reader sees the old text or the new one."""
         write_text(self.local / name, text)
-        if self._store is not None:
+        if self.is_remote:
             write_file(join(self.uri, name), text.encode())
 
     def upload(self, name: str) -> None:
         """Bring a file of the working copy to the object store, if there is one."""
-        if self._store is not None:
-            with self._one_line():
-                self._store.upload_object(self._key(name), self.local / name)
+        if self.is_remote:
+            upload(self.local / name, join(self.uri, name))
 
     def remove(self, name: str) -> None:
         """A file, or a folder and what is in it."""
@@ -76,24 +64,22 @@ class RunFolder:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-        if self._store is not None:
-            with self._one_line():
-                for key in self._store.list_objects(self._key(name)):
-                    self._store.client.delete_object(Bucket=self._store.bucket, Key=key)  # type: ignore[attr-defined]
+        if self.is_remote:
+            url = join(self.uri, name)
+            for target in [url, *(join(url, file) for file in list_names(url, recursive=True))]:
+                delete(target)
 
     def checkpoints(self) -> list[str]:
         """Names of the checkpoints, oldest first; in an object store one may still be half uploaded."""
-        if self._store is None:
-            names = {path.name for path in self.local.glob(f'{CHECKPOINT_PREFIX}*')}
+        if self.is_remote:
+            names = {name.split('/')[0] for name in list_names(self.uri, recursive=True)}
         else:
-            with self._one_line():
-                keys = self._store.list_objects(self._key(CHECKPOINT_PREFIX))
-            names = {key[len(self._key('')) :].split('/')[0] for key in keys}
-        return sorted(names)
+            names = {path.name for path in self.local.iterdir()}
+        return sorted(name for name in names if name.startswith(CHECKPOINT_PREFIX))
 
     def latest(self) -> str | None:
         """Name of the newest whole checkpoint."""
-        if self._store is not None:
+        if self.is_remote:
             return self.read(LATEST)
         link = self.local / LATEST
         return os.readlink(link) if link.is_symlink() else None
@@ -103,13 +89,12 @@ class RunFolder:
 
         Called by every rank. Nodes need not share a disk where there is an object store; without one they must.
         """
-        if self._store is not None and dist.get_local_rank() == 0:
-            with self._one_line():
-                for path in sorted(p for p in staged.rglob('*') if p.is_file()):
-                    self._store.upload_object(self._key(f'{name}/{path.relative_to(staged)}'), path)
+        if self.is_remote and dist.get_local_rank() == 0:
+            for file in list_names(str(staged), recursive=True):
+                upload(staged / file, join(self.uri, name, file))
         dist.barrier()
         if dist.get_global_rank() == 0:
-            if self._store is not None:
+            if self.is_remote:
                 self.write(LATEST, name)
             else:
                 if (self.local / name).exists():  # of a run that was killed before the next two lines
@@ -126,26 +111,15 @@ class RunFolder:
     def fetch(self, name: str) -> Path:
         """A checkpoint as a local folder, on every node. Called by every rank."""
         folder = self.local / name
-        if self._store is not None and dist.get_local_rank() == 0:
-            with self._one_line():
-                for key in self._store.list_objects(self._key(f'{name}/')):
-                    relative = key[len(self._key('')) :]
-                    self._store.download_object(key, self.local / relative, overwrite=True)
+        if self.is_remote and dist.get_local_rank() == 0:
+            url = join(self.uri, name)
+            for file in list_names(url, recursive=True):
+                download(join(url, file), folder / file)
         dist.barrier()
         return folder
 
     def forget(self, name: str) -> None:
         """Delete what :meth:`fetch` downloaded."""
         dist.barrier()
-        if self._store is not None and dist.get_local_rank() == 0:
+        if self.is_remote and dist.get_local_rank() == 0:
             shutil.rmtree(self.local / name)
-
-    def _key(self, name: str) -> str:
-        return f'{self._prefix}/{name}' if self._prefix else name
-
-    @contextlib.contextmanager
-    def _one_line(self) -> Iterator[None]:
-        try:
-            yield
-        except (BotoCoreError, Boto3Error, ClientError) as error:
-            raise InputError(f'{self.uri}: {error}') from error

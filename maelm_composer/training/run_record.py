@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from maelm_composer.config import SCIENCE_SECTIONS, PretrainingConfig
+from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import to_plain, to_yaml
@@ -20,7 +20,7 @@ TOKENIZER = 'tokenizer'
 def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
     """Everything that decides the weights, flat: two runs equal in these are one."""
     plain = to_plain(config)
-    identity = _flatten({section: plain[section] for section in SCIENCE_SECTIONS})
+    identity = _flatten({section: plain[section] for section in ('seed', 'masking', 'model', 'optimizer')})
     for key in ('max_samples', 'global_train_batch_size', 'precision'):
         identity[f'training.{key}'] = plain['training'][key]
     return identity | {
@@ -29,15 +29,15 @@ def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
     }
 
 
-def assert_same_run(folder: RunFolder, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """The record that lies in ``folder``, or None where no run has been.
+def assert_same_run(folder: RunFolder, identity: dict[str, Any]) -> dict[str, Any]:
+    """The record that lies in ``folder``, empty where no run has been.
 
     Raises:
         InputError: another recipe or other data filled it.
     """
     text = folder.read(RECORD)
     if text is None:
-        return None
+        return {}
     record: dict[str, Any] = json.loads(text)
     for key in sorted(identity.keys() | record['identity'].keys()):
         there, here = record['identity'].get(key), identity.get(key)

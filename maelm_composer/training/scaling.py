@@ -7,48 +7,28 @@ gradients, Adam's moments and whatever is sent are fp32; products and what they 
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from maelm_composer.config import DecoderAttention, DecoderConfig, ModelConfig, PretrainingConfig, Sharding
+from maelm_composer.config import DecoderConfig, ModelConfig, PretrainingConfig, Sharding
 from maelm_composer.masking.draw import count_masked
-from maelm_composer.model.cost import count_forward_flops
+from maelm_composer.model.cost import Parameter, count_forward_flops, count_parameters, list_parameters
 from maelm_composer.recipe import load_config
 from maelm_composer.training.plan import FORWARD_AND_BACKWARD
 
 FP32, BF16 = 4, 2
-Parameter = tuple[int, int]  # size of the first axis, which FSDP2 divides among the ranks; product of the others
 
 RECIPES = ('base', 'base_pp', 'large_pp')
 WORLD_SIZES = (1, 8, 64, 512)
+GPUS = ['1 GPU', *(f'{n} GPUs' for n in WORLD_SIZES[1:])]
 GPU_BYTES = 80e9
 PEAK_FLOPS, MODEL_FLOPS_UTILIZATION = 989e12, 0.4  # H100, dense bf16; the share that the recipes' headers assume
 # Bytes a second out of a machine's part of the ring: NVLink, and eight 400 Gb/s cards a machine, are about equal.
 FAST_LINK, SLOW_LINK = 300e9, 10e9  # the second: one 100 Gb/s card a machine
 
 
-def list_parameters(model: ModelConfig) -> list[list[Parameter]]:
+def list_groups(model: ModelConfig) -> list[list[Parameter]]:
     """What FSDP2 gathers at once: first what the root keeps (embeddings, head and norms), then layer by layer."""
-    size, decoder = model.hidden_size, model.decoder
-    head = size if decoder is None else decoder.hidden_size
-    root = [(model.vocab_size, size), (model.max_seq_len, size), (size, 2)]
-    root += [(model.relative_position_buckets, model.num_attention_heads), (head, head + 3), (model.vocab_size, 1)]
-    layers = model.num_hidden_layers * [_list_layer(model, num_attentions=1)]
-    if head != size:
-        root.append((size, head))  # the head's way back to the token table's width
-    if decoder is not None:
-        root += [(model.max_seq_len, head), (head, 2)]
-        if decoder.attention is not DecoderAttention.cross:
-            root.append((decoder.relative_position_buckets, decoder.num_attention_heads))
-        if head != size:
-            root.append((head, size + 1))
-        num_attentions = 2 if decoder.attention.name.endswith('_cross') else 1
-        layers += decoder.num_hidden_layers * [_list_layer(decoder, num_attentions)]
-    return [root, *layers]
-
-
-def _list_layer(stack: ModelConfig | DecoderConfig, num_attentions: int) -> list[Parameter]:
-    """A weight and its bias have one first axis, and so count as one; so do a norm's two vectors."""
-    size, inner = stack.hidden_size, stack.intermediate_size
-    attention = [(3 * size, size + 1), (size, size + 3)]
-    return num_attentions * attention + [(inner, size + 1), (size, inner + 3)]
+    parts = list_parameters(model).values()
+    root = [parameter for outside, *_ in parts for parameter in outside]
+    return [root, *(layer for _, *layers in parts for layer in layers)]
 
 
 def count_padded(parameters: Sequence[Parameter], world_size: int) -> int:
@@ -62,7 +42,7 @@ def collect_payloads(model: ModelConfig, sharding: Sharding, world_size: int, pa
     DDP reduces once a step. FSDP2 as Composer drives it gathers and reduces in each of the ``passes`` forward and
     backward passes that a step is cut into. The root is gathered once a pass in any case.
     """
-    groups = list_parameters(model)
+    groups = list_groups(model)
     if sharding is Sharding.ddp:
         return {'all_reduce': FP32 * sum(count_padded(group, 1) for group in groups)}
     root, *layers = (FP32 * passes * count_padded(group, world_size) for group in groups)
@@ -78,13 +58,13 @@ def count_sent(payloads: dict[str, int], world_size: int) -> float:
 
 def estimate_state(model: ModelConfig, sharding: Sharding, world_size: int) -> dict[str, float]:
     """Bytes on one rank that do not depend on the rows of a batch."""
-    groups = list_parameters(model)
+    groups = list_groups(model)
     total, largest = (FP32 * f(count_padded(group, 1) for group in groups) for f in (sum, max))
     kept = total / world_size
-    working = total  # DDP's buckets, into which it copies the gradients
     match sharding:
         case Sharding.ddp:
-            kept, working = total, total if world_size > 1 else 0
+            kept = total
+            working = total if world_size > 1 else 0  # buckets, into which the gradients are copied
         case Sharding.shard_grad_op:
             working = total + 2 * largest  # all weights; one group's gradients and their copy to be reduced
         case Sharding.full_shard:
@@ -136,7 +116,7 @@ def _keep_a_norm(stack: ModelConfig | DecoderConfig) -> float:
 def count_visible(config: PretrainingConfig) -> tuple[int, int]:
     """S and M of a row: tokens that the encoder sees, positions to predict."""
     masking, length = config.masking, config.model.max_seq_len
-    _, masked = count_masked(masking.mlm_probability, length, masking.rounds_at_random)
+    _, masked = count_masked(masking, length)
     return length - masked + round(masking.encoder_mask_fraction * masked), masked
 
 
@@ -183,10 +163,10 @@ def draw_tables(folder: str = 'yamls') -> dict[str, str]:
 
 
 def _draw_batch(configs: dict[str, PretrainingConfig]) -> str:
-    head = ['', 'parameters', 'activations of a row, MB', *(f'{n} GPU{"s" * (n > 1)}' for n in WORLD_SIZES)]
+    head = ['', 'parameters', 'activations of a row, MB', *GPUS]
     lines = []
     for name, config in configs.items():
-        parameters = sum(count_padded(group, 1) for group in list_parameters(config.model))
+        parameters = sum(count_parameters(config.model).values())
         cells = []
         for n in WORLD_SIZES:
             rows = config.training.global_train_batch_size // n
@@ -199,15 +179,12 @@ def _draw_batch(configs: dict[str, PretrainingConfig]) -> str:
 def _draw_by_world_size(
     configs: dict[str, PretrainingConfig], cell: Callable[[PretrainingConfig, Sharding, int], str]
 ) -> str:
-    head = ['', 'training.sharding', *(f'{n} GPU{"s" * (n > 1)}' for n in WORLD_SIZES)]
-    return _to_markdown(
-        head,
-        [
-            [name, f'`{sharding.value}`', *(cell(config, sharding, n) for n in WORLD_SIZES)]
-            for name, config in configs.items()
-            for sharding in Sharding
-        ],
-    )
+    lines = [
+        [name, f'`{sharding.value}`', *(cell(config, sharding, n) for n in WORLD_SIZES)]
+        for name, config in configs.items()
+        for sharding in Sharding
+    ]
+    return _to_markdown(['', 'training.sharding', *GPUS], lines)
 
 
 def _draw_time(configs: dict[str, PretrainingConfig]) -> str:

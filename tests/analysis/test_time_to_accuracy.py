@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maelm_composer.analysis.time_to_accuracy import Axis, Point, compare_curves, find_arrival
+from maelm_composer.analysis.time_to_accuracy import Axis, Point, find_arrival
 from maelm_composer.errors import InputError
 
 SCORES = st.floats(0, 1, allow_nan=False)
@@ -41,8 +41,6 @@ def test_a_curve_that_starts_above_pays_its_first_checkpoint_whole():
 def test_a_miss_is_infinity():
     arrival = find_arrival(curve_of(0.5, 0.6), 0.7, Axis.hours)
     assert arrival.first_crossing == arrival.interpolated == math.inf
-    comparison = compare_curves(curve_of(0.6, 0.7), curve_of(0.5, 0.6), Axis.hours)
-    assert comparison.share == comparison.share_at_first_crossing == math.inf
 
 
 def test_medians_over_seeds_decide():
@@ -50,15 +48,6 @@ def test_medians_over_seeds_decide():
     curve = [Point(1, 3600, 1, (0.5, 0.9, 0.6)), Point(2, 7200, 2, (0.8, 0.1, 0.7))]
     assert find_arrival(curve, 0.7, Axis.hours).first_crossing == 2
     assert find_arrival(curve, 0.7, Axis.hours).interpolated == pytest.approx(2)
-
-
-def test_the_target_is_the_baselines_last_median_and_the_share_is_of_its_time():
-    baseline = curve_of(0.5, 0.9, 0.8, seconds=1000)  # a peak before the end is no target
-    comparison = compare_curves(baseline, curve_of(0.7, 0.9, 0.95, seconds=1200), Axis.hours)
-    assert comparison.arrival.target == 0.8
-    assert comparison.baseline_cost == pytest.approx(3000 / 3600)
-    assert comparison.share == pytest.approx(1800 / 3000)  # more seconds a sample are on the clock
-    assert comparison.share_at_first_crossing == pytest.approx(2400 / 3000)
 
 
 @given(st.lists(SCORES, min_size=1, max_size=12), SCORES, st.sampled_from(list(Axis)))
@@ -83,11 +72,6 @@ def test_a_higher_target_never_comes_sooner(scores, target, other):
     assert low.interpolated <= high.interpolated
 
 
-@given(st.lists(SCORES, min_size=1, max_size=12))
-def test_a_model_equal_to_its_baseline_needs_at_most_all_of_it(scores):
-    assert compare_curves(curve_of(*scores), curve_of(*scores), Axis.flops).share <= 1
-
-
 @pytest.mark.parametrize(
     'curve, message',
     [
@@ -105,11 +89,6 @@ def test_curves_that_cannot_be_timed_are_refused(curve, message):
         find_arrival(curve, 0.5, Axis.hours)
 
 
-def test_curves_that_cannot_be_compared_are_refused():
-    with pytest.raises(InputError, match='same ones'):
-        compare_curves(curve_of(0.5, 0.6), curve_of(0.5, 0.6, 0.7), Axis.hours)
-    twice = [Point(100, 3600, 1e12, (0.5, 0.6))]
-    with pytest.raises(InputError, match='2 fine-tuning seeds against 1'):
-        compare_curves(curve_of(0.5), twice, Axis.hours)
+def test_a_target_that_is_no_number_is_refused():
     with pytest.raises(InputError, match='target'):
         find_arrival(curve_of(0.5), math.nan, Axis.hours)

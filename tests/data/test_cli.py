@@ -8,9 +8,7 @@ import pytest
 
 from maelm_composer import cli
 from maelm_composer.config import CorpusConfig
-from maelm_composer.recipe import load_config, to_yaml
-
-YAMLS = Path(__file__).parents[2] / 'yamls' / 'data'
+from maelm_composer.recipe import to_yaml
 
 
 def run(monkeypatch, capfd, *arguments: str) -> tuple[int, str, str]:
@@ -71,11 +69,3 @@ def test_doctor_tells_versions_and_devices(monkeypatch, capfd):
     assert code == 0
     assert 'mosaicml-streaming' in out
     assert 'cores' in out
-
-
-@pytest.mark.parametrize('path', sorted(YAMLS.glob('*.yaml')), ids=lambda path: path.stem)
-def test_every_data_recipe_loads_and_says_how_to_run_it(path, monkeypatch):
-    monkeypatch.setenv('DATA_ROOT', '/somewhere')
-    config = load_config(CorpusConfig, [str(path)])
-    assert config.remote == f'data/{path.stem}'
-    assert f'maelm shards yamls/data/{path.name}' in path.read_text().split('\nremote')[0]

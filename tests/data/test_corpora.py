@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from maelm_composer.config import SourceConfig, SourceKind
-from maelm_composer.data.corpora import iterate_documents
+from maelm_composer.data.corpora import group_documents, iterate_documents
 from maelm_composer.errors import InputError
 
 
@@ -85,3 +85,8 @@ def test_a_missing_column_and_a_glob_without_match_are_named(tmp_path):
         read(tmp_path, '*.parquet')
     with pytest.raises(InputError, match=r'\*\.jsonl: matches no file'):
         read(tmp_path, '*.parquet', '*.jsonl')
+
+
+def test_a_group_ends_at_its_number_of_documents_or_when_it_holds_enough_text():
+    assert list(map(len, group_documents('abcdefg', 100, 3))) == [3, 3, 1]
+    assert list(map(len, group_documents(['a' * 4] * 7, 10, 5))) == [3, 3, 1]

@@ -13,7 +13,8 @@ from streaming import StreamingDataLoader
 
 from maelm_composer.cli import find_dead_segments
 from maelm_composer.config import DataConfig
-from maelm_composer.data.dataset import build_dataset, load_manifest
+from maelm_composer.data.dataset import PretrainingRows
+from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.shards import build_shards
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
@@ -24,13 +25,14 @@ GLOBAL_BATCH = 12
 RANK = """
 import json, sys, time
 from maelm_composer.config import DataConfig
-from maelm_composer.data.dataset import build_dataset, load_manifest
+from maelm_composer.data.dataset import PretrainingRows
+from maelm_composer.data.manifest import load_manifest
 from streaming import StreamingDataLoader
 
 remote, batch_size, workers, epochs, pause = sys.argv[1], *map(int, sys.argv[2:6])
 if __name__ == '__main__':
     config = DataConfig(remote=remote)
-    rows = build_dataset(config, load_manifest(remote), 'train', batch_size=batch_size, seed=5)
+    rows = PretrainingRows(config, load_manifest(remote), 'train', batch_size=batch_size, seed=5)
     loader = StreamingDataLoader(rows, batch_size=batch_size, num_workers=workers, drop_last=True)
     if len(sys.argv) > 6:
         loader.load_state_dict(json.loads(sys.argv[6]))
@@ -43,8 +45,12 @@ if __name__ == '__main__':
 """
 
 
+def open_rows(remote: str, split: str = 'train', batch_size: int = 4, seed: int = 5) -> PretrainingRows:
+    return PretrainingRows(DataConfig(remote=remote), load_manifest(remote), split, batch_size=batch_size, seed=seed)
+
+
 def iterate(remote: str, epochs: int = 1, seed: int = 5, workers: int = 0, state: dict | None = None) -> list:
-    rows = build_dataset(DataConfig(remote=remote), load_manifest(remote), 'train', batch_size=GLOBAL_BATCH, seed=seed)
+    rows = open_rows(remote, batch_size=GLOBAL_BATCH, seed=seed)
     loader = StreamingDataLoader(rows, batch_size=GLOBAL_BATCH, num_workers=workers, drop_last=True)
     if state is not None:
         loader.load_state_dict(state)
@@ -59,8 +65,7 @@ def start_rank(remote: str, *arguments: object, **environment: str) -> subproces
 
 
 def test_rows_come_whole_with_their_index_and_epoch(shards):
-    manifest = load_manifest(shards.remote)
-    rows = build_dataset(DataConfig(remote=shards.remote), manifest, 'train', batch_size=GLOBAL_BATCH, seed=5)
+    rows = open_rows(shards.remote)
     first = next(iter(rows))
     assert first['input_ids'].shape == (32,)
     assert first['input_ids'].dtype == np.uint16
@@ -125,11 +130,10 @@ def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
 
 
 def test_validation_is_in_order_and_the_same_in_every_pass(shards):
-    manifest = load_manifest(shards.remote)
-    rows = build_dataset(DataConfig(remote=shards.remote), manifest, 'validation', batch_size=4, seed=5)
+    rows = open_rows(shards.remote, 'validation')
     passes = [[item['row'] for item in rows] for _ in range(2)]
     assert passes[0] == passes[1] == sorted(passes[0])
-    assert len(passes[0]) == manifest.splits['validation'].rows // 4 * 4
+    assert len(passes[0]) == load_manifest(shards.remote).splits['validation'].rows // 4 * 4
 
 
 @pytest.mark.parametrize('workers', [0, 2])
@@ -162,19 +166,17 @@ def test_the_remote_is_only_read(shards):
 
 def test_a_given_cache_is_used_and_other_content_has_another(shards, tmp_path):
     config = DataConfig(remote=shards.remote, local=str(tmp_path / 'mine'))
-    build_dataset(config, load_manifest(shards.remote), 'train', batch_size=4, seed=0)
+    PretrainingRows(config, load_manifest(shards.remote), 'train', batch_size=4, seed=0)
     assert len(list((tmp_path / 'mine').iterdir())) == 1
     manifest = load_manifest(shards.remote)
     manifest.content_hash = 'other'
-    build_dataset(config, manifest, 'train', batch_size=4, seed=0)
+    PretrainingRows(config, manifest, 'train', batch_size=4, seed=0)
     assert len(list((tmp_path / 'mine').iterdir())) == 2
 
 
-def test_no_shards_and_too_few_rows_are_said(shards, tmp_path):
+def test_no_shards_and_another_manifest_are_said(shards, tmp_path):
     with pytest.raises(InputError, match=r'no shards at .*: run `maelm shards'):
         load_manifest(str(tmp_path / 'nowhere'))
-    with pytest.raises(InputError, match='training rows, fewer than the global batch of 100000'):
-        build_dataset(DataConfig(remote=shards.remote), load_manifest(shards.remote), 'train', batch_size=10**5, seed=0)
     Path(shards.remote, 'manifest.json').write_text('{"vocab_size": 3}')
     with pytest.raises(InputError, match='not a manifest'):
         load_manifest(shards.remote)

@@ -17,7 +17,7 @@ from streaming import StreamingDataset
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.manifest import load_id_counts, load_manifest
-from maelm_composer.data.shards import build_shards, convert_documents, is_validation, split_tasks
+from maelm_composer.data.shards import build_shards, convert_documents, is_validation
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import to_yaml
@@ -163,12 +163,6 @@ def test_wide_vocabularies_get_wide_ids(recipe, tmp_path):
     assert shard['zip_data']['basename'] == '00007/shard.00000.mds.zstd'
 
 
-def test_a_task_ends_at_its_number_of_documents_or_when_it_holds_enough_text(monkeypatch):
-    assert list(map(len, split_tasks(iter('abcdefg'), 3))) == [3, 3, 1]
-    monkeypatch.setattr('maelm_composer.data.shards.MAX_TASK_CHARACTERS', 10)
-    assert list(map(len, split_tasks(iter(['a' * 4] * 7), 5))) == [3, 3, 1]
-
-
 def test_no_tokenizer_and_no_validation_text_are_said(recipe, ray_here):
     with pytest.raises(InputError, match=r'no tokenizer at .*: run `maelm tokenizer`'):
         build_shards(recipe)
@@ -179,7 +173,6 @@ def test_no_tokenizer_and_no_validation_text_are_said(recipe, ray_here):
 
 
 def test_shards_are_made_in_s3_as_in_a_folder(shards):
-
     local = read_files(shards.remote)
     shards.remote = 's3://corpus/some/prefix'
     build_tokenizer(shards)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maelm_composer.config import MaskingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.masking.draw import count_masked, draw_bits, draw_masked_positions
 
@@ -15,11 +16,10 @@ def draw(is_maskable, rows=None, epochs=None, seed=0, mlm_probability=0.15, roun
     count = len(is_maskable)
     return draw_masked_positions(
         is_maskable,
-        mlm_probability=mlm_probability,
-        rounds_at_random=rounds_at_random,
-        seed=seed,
-        epochs=np.zeros(count, np.int64) if epochs is None else np.asarray(epochs, np.int64),
-        rows=np.arange(count) if rows is None else np.asarray(rows, np.int64),
+        MaskingConfig(mlm_probability=mlm_probability, rounds_at_random=rounds_at_random),
+        seed,
+        np.zeros(count, np.int64) if epochs is None else np.asarray(epochs, np.int64),
+        np.arange(count) if rows is None else np.asarray(rows, np.int64),
     )
 
 
@@ -36,9 +36,9 @@ def test_every_row_masks_the_rounded_count_of_distinct_maskable_positions(length
 
 
 def test_paper_counts():
-    assert count_masked(0.15, 512, False) == (77, 77)
-    assert count_masked(0.15, 512, True) == (76, 77)
-    assert count_masked(0.15, 100, True) == (15, 15)
+    assert count_masked(MaskingConfig(), 512) == (77, 77)
+    assert count_masked(MaskingConfig(rounds_at_random=True), 512) == (76, 77)
+    assert count_masked(MaskingConfig(rounds_at_random=True), 100) == (15, 15)
 
 
 def test_random_rounding_gives_floor_or_ceil_with_the_mean_expected():

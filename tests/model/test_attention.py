@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-from maelm_composer.config import AttentionBackend, DecoderAttention
+from maelm_composer.config import AttentionBackend, DecoderAttention, DecoderConfig
 from maelm_composer.model.attention import Attention, attend, build_attention_bias
 from maelm_composer.model.decoder import take_padded
 from maelm_composer.model.encoder import build_stack_bias
@@ -80,15 +80,7 @@ def assert_same_gradients(module, actual, expected):
 
 def test_wanted_rows_of_a_layer_are_those_of_the_whole():
     torch.manual_seed(0)
-    layer = Layer(
-        16,
-        4,
-        32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        layer_norm_eps=1e-5,
-        has_cross_attention=True,
-    )
+    layer = Layer(DecoderConfig(1, 16, 4, 32), layer_norm_eps=1e-5, has_cross_attention=True)
     hidden, memory, index = torch.randn(2, 6, 16), torch.randn(2, 5, 16), torch.tensor([[1, 4], [5, 0]])
     bias, memory_bias = torch.randn(2, 4, 6, 6), torch.randn(2, 1, 6, 5)
     whole = take_rows(layer(hidden, bias, memory=memory, memory_bias=memory_bias), index)

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.testing import assert_close
 
 from maelm_composer.config import AttentionBackend
-from maelm_composer.model.attention import choose_backend
+from maelm_composer.model.attention import build_flex_bias, choose_backend
 from maelm_composer.model.maelm import build_model
 
 AUTO, DENSE, SDPA, FLEX = AttentionBackend
@@ -15,9 +16,7 @@ DECODER_WITH_BIAS = {'relative_position_buckets': 16}
 def run(model_config, batch, backend, device='cpu', dtype=None):
     """Loss and every parameter's gradient, of the same weights whatever the backend."""
     model = build_model(model_config, seed=3).to(device)
-    for stack in (model.encoder, model.decoder):
-        if stack is not None:
-            assert stack.select_attention(backend, device) is backend
+    assert set(model.select_attention(backend, device).values()) == {backend.name}
     with torch.autocast(device, dtype, enabled=dtype is not None):
         loss = model({name: tensor.to(device) for name, tensor in batch.items()}).loss
     loss.backward()
@@ -72,6 +71,19 @@ def test_backends_train_alike_on_a_gpu(config, make_batch, backend, dtype):
     assert_equal_training(run(model_config, batch, backend, 'cuda', dtype), expected, 2e-2 if dtype else 1e-4)
 
 
+@pytest.mark.parametrize('queries, keys', [(256, 300), (140, 512)])
+def test_block_masks_are_those_of_torch(queries, keys):
+    """Packed blocks and padding, in lengths that are and are not whole blocks of 128."""
+    segments = [torch.tensor([[1] * (n - 90) + [2] * 80 + [0] * 10, [1] * n]) for n in (queries, keys)]
+    ours = build_flex_bias(*segments, None).block_mask
+    mask_mod = ours.mask_mod
+    theirs = create_block_mask(lambda b, h, q, k: mask_mod(b, h, q, k), 2, None, queries, keys, device='cpu')
+    assert ours.shape == theirs.shape
+    assert torch.equal(ours.to_dense(), theirs.to_dense())
+    for name in ('kv_num_blocks', 'kv_indices', 'full_kv_num_blocks', 'full_kv_indices'):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+
+
 def test_auto_is_the_fastest_that_can_carry_the_stack():
     assert choose_backend(AUTO, 'cpu', 0.0, True) is DENSE
     assert choose_backend(AUTO, 'cuda', 0.0, True) is FLEX
@@ -83,12 +95,14 @@ def test_auto_is_the_fastest_that_can_carry_the_stack():
             choose_backend(FLEX, 'cuda', dropout, is_plain)
 
 
+@pytest.mark.parametrize('backend', [DENSE, FLEX])
 @pytest.mark.parametrize('has_decoder', [True, False])
-def test_compiled_step_is_one_graph_and_never_recompiles(config, make_batch, has_decoder):
+def test_compiled_step_is_one_graph_and_never_recompiles(config, make_batch, has_decoder, backend):
     """``fullgraph`` refuses a second graph, ``fail_on_recompile`` a second compilation; other batches, same graph."""
     model_config = config(has_decoder)
     model = build_model(model_config, seed=3)
     eager = build_model(model_config, seed=3)
+    model.select_attention(backend, 'cpu')
     torch.compiler.reset()
     model.compile(fullgraph=True, dynamic=False, backend='aot_eager')
     fraction = 0.0 if has_decoder else 1.0

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from maelm_composer.config import RelativePositionFunction, RelativePositionInit
+from maelm_composer.config import DecoderConfig, ModelConfig, RelativePositionFunction, RelativePositionInit
 from maelm_composer.model.relative_position import RelativePositionBias, bucket_distances
 
 SETTINGS = [(32, 128), (64, 128), (128, 256)]  # base, base++, large++
@@ -72,7 +72,11 @@ def test_buckets_are_in_range_ordered_and_one_is_unused(quarter, extra, function
 
 
 def build_bias(function=T5, num_heads=3, max_seq_len=40, buckets=16, max_distance=24):
-    bias = RelativePositionBias(num_heads, max_seq_len, buckets, max_distance, function)
+    stack = DecoderConfig(num_attention_heads=num_heads, relative_position_buckets=buckets)
+    model = ModelConfig(
+        max_seq_len=max_seq_len, relative_position_max_distance=max_distance, relative_position_function=function
+    )
+    bias = RelativePositionBias(stack, model)
     torch.nn.init.normal_(bias.weight, generator=torch.Generator().manual_seed(0))
     return bias
 

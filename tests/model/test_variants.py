@@ -144,13 +144,6 @@ def test_count_parameters(variant):
     assert count_parameters(config) == counts
 
 
-@pytest.mark.parametrize('attention', DecoderAttention)
-def test_count_parameters_of_a_decoder_with_relative_positions(attention, config):
-    settings = config(decoder={'attention': attention, 'relative_position_buckets': 8})
-    counts = count_parameters(settings)
-    assert counts['decoder'] == sum(p.numel() for p in build_model(settings, seed=0).decoder.parameters())
-
-
 def test_count_parameters_of_base():
     assert count_parameters(ModelConfig()) == {'encoder': 110_615_424, 'decoder': 28_746_240, 'head': 624_896}
     assert 'decoder' not in count_parameters(ModelConfig(decoder=None))

@@ -15,6 +15,7 @@ from maelm_composer.cli import runs as compare_runs
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
+from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import parse_metrics
 from maelm_composer.training.run import pretrain
 
@@ -48,6 +49,8 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     (folder / 'record.json').write_text(json.dumps(killed))
     assert pretrain(config) == record  # killed after its last checkpoint: its record is finished
     assert json.loads((folder / 'record.json').read_text()) == record
+    (folder / 'record.json').unlink()
+    assert pretrain(config)['eval_loss'] == record['eval_loss']  # and one that was lost is made again
     compare_runs([str(folder)])
     assert f'{record["eval_loss"]:.4f}' in capsys.readouterr().out
     with pytest.raises(InputError, match=r'nowhere holds no run'):
@@ -78,6 +81,32 @@ def test_microbatches_and_workers_change_nothing_but_rounding(recipe):
     assert runs[0]['eval_loss'] == pytest.approx(runs[1]['eval_loss'], abs=1e-5)
     weights = [load_file(f'runs/{name}/latest/model.safetensors') for name in ('whole', 'split')]
     torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
+
+
+def test_a_batch_too_large_for_the_device_is_told(recipe, monkeypatch):
+    def overflow(*_):
+        raise torch.OutOfMemoryError('CUDA out of memory')
+
+    monkeypatch.setattr(PretrainingModel, 'loss', overflow)
+    with pytest.raises(InputError, match=r'16 rows in one forward pass .* lower training.device_train_microbatch_size'):
+        pretrain(recipe('training.max_samples=16', 'optimizer.warmup_samples=16'))
+
+
+@pytest.mark.gpu
+def test_fp32_on_a_gpu_is_not_tf32(recipe):
+    pretrain(recipe('training.max_samples=64'))
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.slow
+def test_a_sharded_run_can_be_compiled(recipe, start):
+    short = ('training.max_samples=64', 'model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0')
+    eager = pretrain(recipe('run_name=eager', *short))
+    process = start('recipe.yaml', 'run_name=compiled', 'training.sharding=full_shard', 'training.compile=true', *short)
+    out, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, out
+    compiled = json.loads(Path('runs/compiled/record.json').read_text())
+    assert compiled['eval_loss'] == pytest.approx(eager['eval_loss'], abs=1e-4)
 
 
 @pytest.mark.slow
