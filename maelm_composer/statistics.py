@@ -23,15 +23,6 @@ class Summary:
     high: float | None
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Of two samples' medians, with its 95 % percentile-bootstrap interval; None where a sample has one value."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
 def summarize(values: Sequence[float]) -> Summary:
     """Summarize ``values``, one a seed.
 
@@ -42,37 +33,25 @@ def summarize(values: Sequence[float]) -> Summary:
     Raises:
         ValueError: no values.
     """
-    sample = _as_sample(values)
+    if len(values) == 0:
+        raise ValueError('no values')
+    sample = np.asarray(values, dtype=float)
     if len(sample) == 1:
         return Summary(1, float(sample[0]), float(sample[0]), None, None, None)
-    low, high = np.percentile(_resample_medians(sample, np.random.default_rng(SEED)), TAILS)
+    low, high = np.percentile(resample_medians([values]), TAILS)
     return Summary(
         len(sample), float(np.median(sample)), float(sample.mean()), float(sample.std(ddof=1)), float(low), float(high)
     )
 
 
-def bootstrap_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """median(ours) - median(theirs), with its interval; each sample is drawn on its own.
+def resample_medians(samples: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """(R, G): medians of R bootstrap resamples of each of G samples.
 
-    Raises:
-        ValueError: no values.
+    Every sample is drawn on its own: a fine-tuning seed means nothing across models or tasks.
     """
-    first, second = _as_sample(ours), _as_sample(theirs)
-    value = float(np.median(first) - np.median(second))
-    if min(len(first), len(second)) == 1:
-        return Difference(value, None, None)
     generator = np.random.default_rng(SEED)
-    ours_resampled, theirs_resampled = _resample_medians(first, generator), _resample_medians(second, generator)
-    low, high = np.percentile(ours_resampled - theirs_resampled, TAILS)
-    return Difference(value, float(low), float(high))
-
-
-def _as_sample(values: Sequence[float]) -> NDArray[np.float64]:
-    if len(values) == 0:
-        raise ValueError('no values')
-    return np.asarray(values, dtype=float)
-
-
-def _resample_medians(sample: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """(R,) medians of bootstrap resamples."""
-    return np.median(sample[generator.integers(len(sample), size=(RESAMPLES, len(sample)))], axis=1)
+    medians = np.empty((RESAMPLES, len(samples)))
+    for column, values in enumerate(samples):
+        sample = np.asarray(values, float)
+        medians[:, column] = np.median(sample[generator.integers(len(sample), size=(RESAMPLES, len(sample)))], axis=1)
+    return medians

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maelm_composer.statistics import Difference, Summary, bootstrap_difference, summarize
+from maelm_composer.statistics import Summary, summarize
 
 FIVE = [0.70, 0.74, 0.71, 0.69, 0.73]
 VALUES = st.lists(st.floats(-1, 1, allow_nan=False), min_size=2, max_size=9)
@@ -31,7 +31,6 @@ def test_many_values_give_a_narrower_interval_than_their_range():
 
 def test_one_value_has_no_spread():
     assert summarize([0.5]) == Summary(1, 0.5, 0.5, None, None, None)
-    assert bootstrap_difference([0.5, 0.6, 0.7], [0.5]) == Difference(pytest.approx(0.1), None, None)
     with pytest.raises(ValueError, match='no values'):
         summarize([])
 
@@ -42,16 +41,3 @@ def test_a_summary_holds_its_median_and_ignores_the_order(values):
     assert min(values) <= found.low <= found.median <= found.high <= max(values)
     assert summarize(values) == found
     assert summarize(values[::-1]).median == found.median
-
-
-def test_a_difference_by_hand():
-    ours = [value + 0.1 for value in FIVE]
-    apart = bootstrap_difference(ours, FIVE)
-    assert apart.value == pytest.approx(0.1)
-    assert apart.low < 0.1 < apart.high
-
-
-@given(VALUES, VALUES)
-def test_a_difference_changes_its_sign_with_its_samples(ours, theirs):
-    there, back = bootstrap_difference(ours, theirs).value, bootstrap_difference(theirs, ours).value
-    assert there == -back

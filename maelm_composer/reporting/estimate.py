@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from maelm_composer.statistics import RESAMPLES, SEED, TAILS
+from maelm_composer.statistics import TAILS, resample_medians
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,7 @@ Term = tuple[float, Sequence[float]]  # weight, values over seeds
 def estimate(terms: Sequence[Term]) -> Estimate:
     """Σ weight × median(values), with the percentile-bootstrap interval of that sum.
 
-    Of one term it is :func:`maelm_composer.statistics.summarize`, of two with weights 1 and -1 its
-    ``bootstrap_difference``, to the digit.
+    Of one term it is :func:`maelm_composer.statistics.summarize`, to the digit.
     """
     value = sum(weight * float(np.median(values)) for weight, values in terms)
     count = min(len(values) for _, values in terms)
@@ -35,19 +33,6 @@ def estimate(terms: Sequence[Term]) -> Estimate:
     weights = np.array([weight for weight, _ in terms])
     low, high = np.percentile(resample_medians([values for _, values in terms]) @ weights, TAILS)
     return Estimate(value, float(low), float(high), count)
-
-
-def resample_medians(samples: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """(R, G): medians of R bootstrap resamples of each of G samples.
-
-    Every sample is drawn on its own: a fine-tuning seed means nothing across models or tasks.
-    """
-    generator = np.random.default_rng(SEED)
-    medians = np.empty((RESAMPLES, len(samples)))
-    for column, values in enumerate(samples):
-        sample = np.asarray(values, float)
-        medians[:, column] = np.median(sample[generator.integers(len(sample), size=(RESAMPLES, len(sample)))], axis=1)
-    return medians
 
 
 def slope_weights(x: Sequence[float]) -> list[float]:

@@ -9,11 +9,11 @@ import numpy as np
 from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, Point, find_arrival
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
 from maelm_composer.reporting.cells import Cell, explain_absence, score
-from maelm_composer.reporting.estimate import Estimate, resample_medians
+from maelm_composer.reporting.estimate import Estimate
 from maelm_composer.reporting.rows import Row, at
 from maelm_composer.reporting.tables import PERCENT, Book
 from maelm_composer.reporting.verdicts import FAILS, UNDECIDED, judge_claim, qualify
-from maelm_composer.statistics import TAILS
+from maelm_composer.statistics import TAILS, resample_medians
 
 RESAMPLED_RACES = 1000
 UNITS = {Axis.hours: 'hours', Axis.samples: 'samples', Axis.flops: 'FLOPs'}

@@ -11,7 +11,7 @@ from typing import Any
 
 from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
-from maelm_composer.recipe import load_config
+from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model, tasks_of
 
 SETTINGS = Path('yamls/suite')
@@ -55,7 +55,7 @@ class Suite:
     def load_corpus(self) -> CorpusConfig:
         if 'MAELM_DATA' in os.environ:  # one variable names text and tasks
             os.environ.setdefault('DATA_ROOT', os.environ['MAELM_DATA'])
-        return load_config(CorpusConfig, *_split(self.settings.data))
+        return load_config(CorpusConfig, *split_arguments(self.settings.data))
 
     def list_arguments(self, model: Model) -> list[str]:
         """What `composer train.py` is called with."""
@@ -149,9 +149,4 @@ def name_checkpoint(samples: int) -> str:
 
 @functools.lru_cache(maxsize=256)  # planning asks for the same ones again and again
 def _load(root: type, entries: tuple[str, ...]) -> Any:
-    return load_config(root, *_split(entries))
-
-
-def _split(entries: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Files and ``key=value`` pairs."""
-    return [e for e in entries if '=' not in e], [e for e in entries if '=' in e]
+    return load_config(root, *split_arguments(entries))

@@ -9,7 +9,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.reporting.artefacts import MAE_LM
 from maelm_composer.reporting.estimate import estimate, slope_weights
 from maelm_composer.reporting.report import build_tables
-from maelm_composer.statistics import bootstrap_difference, summarize
+from maelm_composer.statistics import summarize
 
 
 def build(archive):
@@ -18,15 +18,18 @@ def build(archive):
     return {(r.artefact, r.row, r.column, r.x): r for rows in tables.values() for r in rows}
 
 
-def test_the_estimate_of_one_and_two_samples_is_that_of_statistics():
+def test_the_estimate_of_one_sample_is_its_summary_and_of_two_their_difference():
     generator = random.Random(1)
     ours, theirs = ([generator.gauss(0, 1) for _ in range(count)] for count in (5, 7))
-    one, both = summarize(ours), bootstrap_difference(ours, theirs)
-    found = estimate([(1.0, ours)])
-    assert (found.value, found.low, found.high) == pytest.approx((one.median, one.low, one.high))
-    found = estimate([(1.0, ours), (-1.0, theirs)])
-    assert (found.value, found.low, found.high) == pytest.approx((both.value, both.low, both.high))
+    one, found = summarize(ours), estimate([(1.0, ours)])
+    assert (found.value, found.low, found.high) == (one.median, one.low, one.high)
+    found, back = estimate([(1.0, ours), (-1.0, theirs)]), estimate([(1.0, theirs), (-1.0, ours)])
+    assert found.value == one.median - summarize(theirs).median == -back.value
     assert found.count == 5
+    shifted = estimate([(1.0, [value + 0.1 for value in ours]), (-1.0, ours)])
+    assert shifted.value == pytest.approx(0.1)
+    assert shifted.low < 0.1 < shifted.high
+    assert estimate([(1.0, ours), (-1.0, [0.5])]).low is None
 
 
 def test_slope_weights_give_the_slope():
