@@ -42,7 +42,7 @@ class RelativePositionBias(nn.Module):
         """Heads and buckets are those of the ``stack``, everything else the ``model``'s."""
         super().__init__()
         self.max_seq_len, buckets = model.max_seq_len, stack.relative_position_buckets
-        self.weight = nn.Parameter(torch.empty(buckets, stack.num_attention_heads))
+        self.weight = nn.Parameter(torch.zeros(buckets, stack.num_attention_heads))
         distances = torch.arange(1 - self.max_seq_len, self.max_seq_len)
         bucket_of_distance = bucket_distances(
             distances, buckets, model.relative_position_max_distance, model.relative_position_function
