@@ -107,6 +107,8 @@ def _prepare(book: Book, column: Column) -> Race | str:
         return goal.missing
     if not curve:
         return explain_absence(book.evidence, MAE_LM, column.task)
+    if len(curve) == 1:
+        return 'one checkpoint of MAE-LM is fine-tuned: when it was reached is in those before it'
     cells = [goal, *curve.values()]
     seeds = sorted(set.intersection(*({record['seed'] for record in cell.records} for cell in cells)))
     if not seeds:

@@ -174,6 +174,16 @@ def test_figure3_a_miss_is_infinity(archive):
     assert share.verdict.startswith("fails: no recorded checkpoint reaches RoBERTa's final accuracy")
 
 
+def test_figure3_needs_a_checkpoint_before_the_last(archive):
+    made = archive('small')
+    for name in ('small', 'small-roberta'):
+        made.add_run(name)
+        made.add_score(name, 'mnli', 1, 0.6)
+    share = build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
+    assert share.value is None
+    assert share.note.startswith('one checkpoint of MAE-LM')
+
+
 def test_what_is_missing_is_empty_and_says_why(archive):
     made = archive('small')
     made.add_run('small')
