@@ -101,9 +101,7 @@ def make_ours(
     attention: AttentionBackend = AttentionBackend.auto,
 ) -> Contender:
     model, batch = build_model(recipe.model, seed=0).to(DEVICE), make_batch(recipe, shape.batch)
-    for stack in (model.encoder, model.decoder):
-        if stack is not None:
-            stack.select_attention(attention, DEVICE)
+    model.select_attention(attention, DEVICE)
     if compiled:
         model.compile(fullgraph=True, dynamic=False)
     visible, masked = batch['input_ids'].shape[1], batch['masked_index'].shape[1]

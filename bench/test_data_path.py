@@ -257,9 +257,7 @@ def test_composers_overhead(
 def train_bare(config: PretrainingConfig) -> None:
     """The recipe's model, rows, masks, optimizer, clipping and schedule, and nothing else."""
     model = build_model(config.model, config.seed).to(DEVICE)
-    for stack in (model.encoder, model.decoder):
-        assert stack is not None
-        stack.select_attention(config.training.attention, DEVICE)
+    model.select_attention(config.training.attention, DEVICE)
     optimizer = build_optimizer(model.parameters(), config.optimizer)
     schedule = build_schedule(optimizer, config.optimizer, config.training)
     batches = build_loader(config)

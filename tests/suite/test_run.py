@@ -118,6 +118,7 @@ def test_every_model_of_a_suite_can_be_compiled(demo, monkeypatch):
     monkeypatch.setattr(run, 'collect_run', lambda *_: None)
     for _ in range(17):
         run.make(demo, Step(Kind.pretraining, MAE_LM))
+    assert next(factors) == 2 + 17  # all were compiled
 
 
 def test_two_suites_do_not_work_in_one_folder(demo, monkeypatch):
