@@ -77,6 +77,8 @@ def _enter(config: FinetuningConfig, folder: str) -> None:
         os.chdir(folder)
     except OSError:
         raise InputError(f'{folder} is not on every machine: start the sweep in a folder that they share') from None
+    if not config.sweep.gpus_per_run:
+        os.environ['CUDA_VISIBLE_DEVICES'] = ''  # Ray leaves every GPU visible to a run that asks for none
     threads = max(1, int(config.sweep.cpus_per_run))
     os.environ['RAYON_NUM_THREADS'] = str(threads)  # the tokenizer's
     torch.set_num_threads(threads)

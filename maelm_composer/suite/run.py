@@ -1,11 +1,9 @@
 """Making what is missing, step by step. Every step looks for its own result first, so a killed suite goes on."""
 
-import contextlib
-import fcntl
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +13,7 @@ from maelm_composer.data.shards import build_shards
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.sweep import sweep
+from maelm_composer.lock import hold
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.report import report
 from maelm_composer.suite.collect import collect_finetunings, collect_rank, collect_run
@@ -29,22 +28,10 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact]) -> Path:
         InputError: another process works in the same folder, or as the steps raise. A fine-tuning run that fails raises
             nothing: it is recorded, and its number is missing with the reason.
     """
-    with hold(suite.work):
+    with hold(suite.work, 'benchmark suite'):
         for step in list_steps(suite, artefacts):
             make(suite, step)
         return report(suite.scale, suite.results)
-
-
-@contextlib.contextmanager
-def hold(work: Path) -> Iterator[None]:
-    """Keep ``work`` for this process; the lock ends with it, however that ends."""
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / '.lock').open('w') as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f'another benchmark suite is at work in {work}: wait, or choose another folder') from None
-        yield
 
 
 def make(suite: Suite, step: Step) -> None:

@@ -1,5 +1,6 @@
 """One pretraining run, from a recipe to checkpoints."""
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -19,6 +20,7 @@ from maelm_composer.config import HeadBiasInit, Logger, PretrainingConfig, Shard
 from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
+from maelm_composer.lock import hold
 from maelm_composer.masking.collate import MaskingCollator, build_collator
 from maelm_composer.model.cost import count_forward_flops, count_parameters
 from maelm_composer.model.maelm import build_model
@@ -53,22 +55,29 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
 
     Raises:
         InputError: the recipe, the shards, the machine and the run folder do not go together, a loss is not finite, or
-            a checkpoint cannot be written.
+            a checkpoint cannot be written; or another process trains there.
         SystemExit: 128 + signal, after SIGTERM or Ctrl-C was answered with a checkpoint.
     """
     _quieten_engines()
     _share_cores()
     keep_freed_memory()
     follow_launcher()
+    loggers = _build_loggers(config)
+    manifest = load_manifest(config.data.remote)
+    plan = _build_plan(config, manifest, build_collator(config))
+    folder = RunFolder(config.save_folder, config.run_name)
+    with hold(folder.local, 'run') if dist.get_global_rank() == 0 else contextlib.nullcontext():
+        return _train(config, folder, manifest, plan, loggers)
+
+
+def _train(
+    config: PretrainingConfig, folder: RunFolder, manifest: Manifest, plan: Plan, loggers: list[LoggerDestination]
+) -> dict[str, Any]:
     is_first, is_sharded = dist.get_global_rank() == 0, config.training.sharding is not Sharding.ddp
     say = Console(highlight=False, soft_wrap=True, quiet=not is_first).print
     # Composer's own default is TF32, which is not what training.precision=fp32 says.
     device = DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
-    loggers = _build_loggers(config)
-    manifest = load_manifest(config.data.remote)
     collator = build_collator(config)
-    plan = _build_plan(config, manifest, collator)
-    folder = RunFolder(config.save_folder, config.run_name)
     identity = identify(config, manifest.content_hash)
     if is_first:
         folder.assert_writable()

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from maelm_composer.errors import InputError
 from maelm_composer.reporting.artefacts import MAE_LM
 from maelm_composer.suite import run
 from maelm_composer.suite.steps import Kind, Step, Suite, load_suite
@@ -119,11 +118,3 @@ def test_every_model_of_a_suite_can_be_compiled(demo, monkeypatch):
     for _ in range(17):
         run.make(demo, Step(Kind.pretraining, MAE_LM))
     assert next(factors) == 2 + 17  # all were compiled
-
-
-def test_two_suites_do_not_work_in_one_folder(demo, monkeypatch):
-    with run.hold(demo.work), pytest.raises(InputError, match='another benchmark suite is at work in'):
-        run.run_suite(demo, [])
-    with run.hold(demo.work):  # free again
-        pass
-    assert not demo.run_folder(MAE_LM).exists()

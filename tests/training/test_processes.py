@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from maelm_composer.errors import InputError
 from maelm_composer.training.run import pretrain
 
 EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
@@ -24,6 +25,8 @@ def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_
     for moment in moments:
         process = start('recipe.yaml', 'save_folder=killed')
         wait_for(moment)
+        with pytest.raises(InputError, match='another run is at work in'):
+            pretrain(recipe('save_folder=killed'))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     pretrain(recipe('save_folder=killed'))

@@ -1,0 +1,57 @@
+"""One process at a time in a folder."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from maelm_composer.errors import InputError
+from maelm_composer.lock import hold
+from maelm_composer.suite.run import run_suite
+from maelm_composer.suite.steps import load_suite
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from maelm_composer.lock import hold
+with hold(Path(sys.argv[1]), 'run'):
+    child = os.fork()  # as a loader forks its workers
+    if child:
+        print(child, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def held(tmp_path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the folder, and has a child."""
+    process = subprocess.Popen([sys.executable, '-c', HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    yield process
+    for pid in (process.pid, child):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed_though_its_workers_live_on(tmp_path, held):
+    with pytest.raises(InputError, match=f'another run is at work in {tmp_path}'), hold(tmp_path, 'run'):
+        pass
+    held.kill()
+    held.wait()
+    with hold(tmp_path, 'run'):
+        pass
+
+
+@pytest.mark.usefixtures('held')
+def test_the_suite_keeps_to_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    with pytest.raises(InputError, match='another benchmark suite is at work'):
+        run_suite(load_suite('demo', tmp_path, tmp_path / 'results'), [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['.lock']
