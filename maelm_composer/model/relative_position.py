@@ -91,4 +91,4 @@ class RelativePositionBias(nn.Module):
         for distance in sorted(distances.tolist(), key=abs, reverse=True):
             bucket = int(self.bucket_of_distance[distance + self.max_seq_len - 1])
             prior[bucket] = -slope * (abs(distance) + 2 * (distance * side <= 0))
-        return prior
+        return prior.clamp(min=-math.log(self.max_seq_len))
