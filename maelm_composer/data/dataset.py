@@ -34,6 +34,7 @@ class _VerifiedStream(Stream):
     def __init__(self, source: str, local: str) -> None:
         # No remote for the stock stream: it neither downloads nor claims the directory for one job.
         super().__init__(local=local, keep_zip=False)
+        self.safe_keep_zip = False  # or each job that starts drops the unpacked shards, which another one may read
         self.source = source
         index = Path(local, 'index.json')
         if not index.exists():

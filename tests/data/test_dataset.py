@@ -57,6 +57,11 @@ def iterate(remote: str, epochs: int = 1, seed: int = 5, workers: int = 0, state
     return [[int(b['epoch'][0]), b['row'].tolist()] for _ in range(epochs) for b in loader]
 
 
+def list_unpacked() -> dict[Path, int]:
+    """The shards in the cache, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in Path(os.environ['MAELM_CACHE']).rglob('*.mds')}
+
+
 def start_rank(remote: str, *arguments: object, **environment: str) -> subprocess.Popen:
     command = [sys.executable, '-c', RANK, remote, *map(str, arguments)]
     return subprocess.Popen(
@@ -112,7 +117,10 @@ def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
     others = set(Path('/dev/shm').glob('[0-9]*_*'))
     process = start_rank(shards.remote, GLOBAL_BATCH, 2, 2, 3)
     *_, last = [json.loads(process.stdout.readline()) for _ in range(3)]
+    unpacked = list_unpacked()
+    assert unpacked
     assert iterate(shards.remote, epochs=2) == whole  # two live runs can share one cache
+    assert list_unpacked() == unpacked  # and none takes the other's shards away
     held = set(Path('/dev/shm').glob('[0-9]*_*')) - others
     assert held
     assert not held & set(find_dead_segments())

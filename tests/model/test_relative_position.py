@@ -1,6 +1,7 @@
 """Buckets of distances against Hugging Face's functions; the bias against a loop over every pair."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -133,6 +134,7 @@ def test_local_prior_looks_left_and_right_and_falls_off(function):
         assert bool((towards[head][:19] >= away[head][:19]).all())
         assert towards[head][0] > away[head][0]
         assert_close(towards[head][0] - towards[head][1], torch.tensor(2.0 ** -(head // 2)))
+        assert_close(away[head][-1], torch.tensor(-math.log(bias.max_seq_len)))  # seen, and so it can be learnt
 
 
 def test_normal_init_has_the_given_deviation():
