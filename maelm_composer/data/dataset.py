@@ -6,6 +6,7 @@ into one temporary file from every job that shares a cache, refuses a cache that
 with its hash, unpacked and renamed into place in one atomic step, so any number of jobs, living or dead, can share it.
 """
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterator
@@ -77,9 +78,11 @@ class PretrainingRows(StreamingDataset):
 
     def __init__(self, config: DataConfig, manifest: Manifest, split: str, *, batch_size: int, seed: int) -> None:
         is_train = split == 'train'
-        global_batch_size = batch_size * get_world_size()
-        super().__init__(
-            streams=[_VerifiedStream(storage.join(config.remote, split), str(cache_folder(config, manifest) / split))],
+        places = storage.join(config.remote, split), str(cache_folder(config, manifest) / split)
+        world_size = get_world_size()
+        global_batch_size = batch_size * world_size
+        start = functools.partial(
+            super().__init__,
             # Whole batches, so that the rows of a pass do not depend on how the ranks would share a rest. In training
             # other rows are left out in each pass.
             epoch_size=manifest.splits[split].rows // global_batch_size * global_batch_size or None,
@@ -91,6 +94,12 @@ class PretrainingRows(StreamingDataset):
             num_canonical_nodes=1,
             sampling_method='balanced' if is_train else 'fixed',
         )
+        try:
+            start(streams=[_VerifiedStream(*places)])
+        except FileExistsError:  # of shared memory: another job on this machine took the same free name just before
+            if world_size > 1:  # the other ranks have gone on with that name
+                raise InputError('another run started on this machine at the same moment: start again') from None
+            start(streams=[_VerifiedStream(*places)])
         self._epoch = -1
         self._failure: Exception | None = None
         self._here: set[int] = set()

@@ -1,5 +1,6 @@
 """The order is a function of (seed, epoch) alone, and a killed run leaves nothing in the way of the next."""
 
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from streaming import StreamingDataLoader
+from streaming.base import dataset
 
 from maelm_composer.cli import find_dead_segments
 from maelm_composer.config import DataConfig
@@ -109,6 +111,21 @@ def test_ranks_do_not_change_the_global_batches(shards):
     for (epoch, rows), first, second in zip(whole, *parts, strict=True):
         assert first == [epoch, rows[0::2]]
         assert second == [epoch, rows[1::2]]
+
+
+def test_two_jobs_that_start_at_the_same_moment_do_not_share_a_name(shards, monkeypatch):
+    """The other one takes the name that is free between our look at it and our taking it."""
+    genuine, calls = dataset.get_shm_prefix, itertools.count()
+    rivals = []
+
+    def lose_the_race(*arguments, **more):
+        if next(calls) == 0:
+            rivals.append(open_rows(shards.remote))
+            raise FileExistsError('/000000_locals')
+        return genuine(*arguments, **more)
+
+    monkeypatch.setattr(dataset, 'get_shm_prefix', lose_the_race)
+    assert open_rows(shards.remote)._shm_prefix_int != rivals[0]._shm_prefix_int
 
 
 def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
