@@ -191,7 +191,7 @@ class SweepConfig:
     selection: SelectionProtocol = SelectionProtocol.grid_on_one_seed
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])  # the grid runs on the first
     cpus_per_run: float = 1.0
-    gpus_per_run: float = 0.25  # several small runs share one; no GPU on the machine: ignored
+    gpus_per_run: float = 0.25  # several small runs share one; 0: on the CPU; no GPU on the machine: ignored
     max_retries: int = 2  # of a run whose worker died; a run that raised is not tried again
 
 

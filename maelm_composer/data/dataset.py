@@ -6,9 +6,11 @@ into one temporary file from every job that shares a cache, refuses a cache that
 with its hash, unpacked and renamed into place in one atomic step, so any number of jobs, living or dead, can share it.
 """
 
-import functools
+import contextlib
+import fcntl
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from streaming import Stream, StreamingDataset
 from streaming.base.compression import decompress
 from streaming.base.constant import RESUME
 from streaming.base.dataset import _ShardState
-from streaming.base.distributed import barrier, get_world_size
+from streaming.base.distributed import barrier, get_local_rank, get_world_size
 from streaming.base.hashing import get_hash
 from streaming.base.shared import SharedMemory
 from streaming.base.shared.prefix import _get_path
@@ -35,7 +37,6 @@ class _VerifiedStream(Stream):
     def __init__(self, source: str, local: str) -> None:
         # No remote for the stock stream: it neither downloads nor claims the directory for one job.
         super().__init__(local=local, keep_zip=False)
-        self.safe_keep_zip = False  # or each job that starts drops the unpacked shards, which another one may read
         self.source = source
         index = Path(local, 'index.json')
         if not index.exists():
@@ -43,6 +44,12 @@ class _VerifiedStream(Stream):
             if content is None:
                 raise InputError(f'{source}/index.json is missing: run `maelm shards` again')
             storage.write_file(str(index), content)
+
+    def set_up_local(self, shards: list[Any], cache_usage_per_shard: Any) -> None:
+        """No shard counts as here before :meth:`_prepare_shard_part` has looked at it.
+
+        The stock method deletes every unpacked shard without a packed one beside it, under the job that is reading it.
+        """
 
     def _prepare_shard_part(self, raw_info: Any, zip_info: Any = None, compression: str | None = None) -> int:
         target = os.path.join(self.local, raw_info.basename)
@@ -78,28 +85,22 @@ class PretrainingRows(StreamingDataset):
 
     def __init__(self, config: DataConfig, manifest: Manifest, split: str, *, batch_size: int, seed: int) -> None:
         is_train = split == 'train'
+        global_batch_size = batch_size * get_world_size()
         places = storage.join(config.remote, split), str(cache_folder(config, manifest) / split)
-        world_size = get_world_size()
-        global_batch_size = batch_size * world_size
-        start = functools.partial(
-            super().__init__,
-            # Whole batches, so that the rows of a pass do not depend on how the ranks would share a rest. In training
-            # other rows are left out in each pass.
-            epoch_size=manifest.splits[split].rows // global_batch_size * global_batch_size or None,
-            batch_size=batch_size,
-            shuffle=is_train,
-            shuffle_seed=seed,
-            shuffle_algo='py1e',
-            shuffle_block_size=config.shuffle_block_size,
-            num_canonical_nodes=1,
-            sampling_method='balanced' if is_train else 'fixed',
-        )
-        try:
-            start(streams=[_VerifiedStream(*places)])
-        except FileExistsError:  # of shared memory: another job on this machine took the same free name just before
-            if world_size > 1:  # the other ranks have gone on with that name
-                raise InputError('another run started on this machine at the same moment: start again') from None
-            start(streams=[_VerifiedStream(*places)])
+        with _take_turns():
+            super().__init__(
+                streams=[_VerifiedStream(*places)],
+                # Whole batches, so that the rows of a pass do not depend on how the ranks would share a rest. In
+                # training other rows are left out in each pass.
+                epoch_size=manifest.splits[split].rows // global_batch_size * global_batch_size or None,
+                batch_size=batch_size,
+                shuffle=is_train,
+                shuffle_seed=seed,
+                shuffle_algo='py1e',
+                shuffle_block_size=config.shuffle_block_size,
+                num_canonical_nodes=1,
+                sampling_method='balanced' if is_train else 'fixed',
+            )
         self._epoch = -1
         self._failure: Exception | None = None
         self._here: set[int] = set()
@@ -150,6 +151,21 @@ def cache_folder(config: DataConfig, manifest: Manifest) -> Path:
     location = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
     name = hashlib.sha256(f'{location}\n{manifest.content_hash}'.encode()).hexdigest()[:16]
     return root / name
+
+
+@contextlib.contextmanager
+def _take_turns() -> Iterator[None]:
+    """One of a user's jobs on this machine at a time; called by every rank.
+
+    StreamingDataset looks for a name in shared memory that is free and then takes it: two jobs that start at the same
+    moment would find the same one.
+    """
+    with contextlib.ExitStack() as held:
+        if get_local_rank() == 0:
+            path = Path(tempfile.gettempdir(), f'maelm-{os.getuid()}.lock')
+            fcntl.flock(held.enter_context(path.open('w')), fcntl.LOCK_EX)
+        barrier()  # no rank looks before its machine's turn has come
+        yield
 
 
 def _forget_position(prefix: int) -> None:

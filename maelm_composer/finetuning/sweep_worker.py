@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 
 from maelm_composer.config import FinetuningConfig
@@ -77,8 +78,8 @@ def _enter(config: FinetuningConfig, folder: str) -> None:
         os.chdir(folder)
     except OSError:
         raise InputError(f'{folder} is not on every machine: start the sweep in a folder that they share') from None
-    if not config.sweep.gpus_per_run:
-        os.environ['CUDA_VISIBLE_DEVICES'] = ''  # Ray leaves every GPU visible to a run that asks for none
+    if not ray.get_gpu_ids():
+        os.environ['CUDA_VISIBLE_DEVICES'] = ''  # our Ray leaves every GPU visible to a run that was given none
     threads = max(1, int(config.sweep.cpus_per_run))
     os.environ['RAYON_NUM_THREADS'] = str(threads)  # the tokenizer's
     torch.set_num_threads(threads)

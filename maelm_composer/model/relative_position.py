@@ -82,7 +82,7 @@ class RelativePositionBias(nn.Module):
         """(buckets, H): half the heads look left, half right, falling off with distance (docs/deviations.md).
 
         Head h of a side falls by 2^-h a position; the token itself and the other side start two positions lower.
-        Nothing starts below -log N: all far tokens together weigh as one near one, and the gradient reaches them.
+        Nothing starts below -log N, so that the gradient reaches all: far tokens together weigh as one of score 0.
         """
         buckets, heads = self.weight.shape
         distances = torch.arange(1 - self.max_seq_len, self.max_seq_len)

@@ -54,8 +54,8 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     Called by every rank. Returns the run's record, as it lies in ``record.json``.
 
     Raises:
-        InputError: the recipe, the shards, the machine and the run folder do not go together, a loss is not finite, or
-            a checkpoint cannot be written; or another process trains there.
+        InputError: the recipe, the shards, the machine and the run folder do not go together, another process trains in
+            that folder, a loss is not finite, or a checkpoint cannot be written.
         SystemExit: 128 + signal, after SIGTERM or Ctrl-C was answered with a checkpoint.
     """
     _quieten_engines()
@@ -64,20 +64,25 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     follow_launcher()
     loggers = _build_loggers(config)
     manifest = load_manifest(config.data.remote)
-    plan = _build_plan(config, manifest, build_collator(config))
+    collator = build_collator(config)
+    plan = _build_plan(config, manifest, collator)
     folder = RunFolder(config.save_folder, config.run_name)
     with hold(folder.local, 'run') if dist.get_global_rank() == 0 else contextlib.nullcontext():
-        return _train(config, folder, manifest, plan, loggers)
+        return _train(config, folder, manifest, collator, plan, loggers)
 
 
 def _train(
-    config: PretrainingConfig, folder: RunFolder, manifest: Manifest, plan: Plan, loggers: list[LoggerDestination]
+    config: PretrainingConfig,
+    folder: RunFolder,
+    manifest: Manifest,
+    collator: MaskingCollator,
+    plan: Plan,
+    loggers: list[LoggerDestination],
 ) -> dict[str, Any]:
     is_first, is_sharded = dist.get_global_rank() == 0, config.training.sharding is not Sharding.ddp
     say = Console(highlight=False, soft_wrap=True, quiet=not is_first).print
     # Composer's own default is TF32, which is not what training.precision=fp32 says.
     device = DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
-    collator = build_collator(config)
     identity = identify(config, manifest.content_hash)
     if is_first:
         folder.assert_writable()

@@ -1,7 +1,7 @@
 """The order is a function of (seed, epoch) alone, and a killed run leaves nothing in the way of the next."""
 
-import itertools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from streaming import StreamingDataLoader
-from streaming.base import dataset
 
 from maelm_composer.cli import find_dead_segments
 from maelm_composer.config import DataConfig
@@ -113,19 +112,31 @@ def test_ranks_do_not_change_the_global_batches(shards):
         assert second == [epoch, rows[1::2]]
 
 
-def test_two_jobs_that_start_at_the_same_moment_do_not_share_a_name(shards, monkeypatch):
-    """The other one takes the name that is free between our look at it and our taking it."""
-    genuine, calls = dataset.get_shm_prefix, itertools.count()
-    rivals = []
+def test_a_shard_cut_short_in_the_cache_is_fetched_again(shards):
+    whole, sizes = iterate(shards.remote), [path.stat().st_size for path in list_unpacked()]
+    for path in list_unpacked():
+        path.write_bytes(path.read_bytes()[:-1])
+    assert iterate(shards.remote) == whole
+    assert [path.stat().st_size for path in list_unpacked()] == sizes
 
-    def lose_the_race(*arguments, **more):
-        if next(calls) == 0:
-            rivals.append(open_rows(shards.remote))
-            raise FileExistsError('/000000_locals')
-        return genuine(*arguments, **more)
 
-    monkeypatch.setattr(dataset, 'get_shm_prefix', lose_the_race)
-    assert open_rows(shards.remote)._shm_prefix_int != rivals[0]._shm_prefix_int
+def test_jobs_that_start_at_the_same_moment_do_not_take_the_same_name(shards):
+    fork = multiprocessing.get_context('fork')
+    gate = fork.Barrier(3, timeout=60)
+
+    def start_job() -> None:
+        gate.wait()
+        rows = open_rows(shards.remote)
+        gate.wait()  # all live at once
+        rows._locals_shm.cleanup()
+
+    for _ in range(3):
+        jobs = [fork.Process(target=start_job) for _ in range(3)]
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        assert [job.exitcode for job in jobs] == [0] * 3
 
 
 def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):

@@ -1,4 +1,4 @@
-"""Making what is missing: whole, killed, and while another is at work."""
+"""Making what is missing: whole, and killed."""
 
 import dataclasses
 import itertools

@@ -25,6 +25,7 @@ def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_
     for moment in moments:
         process = start('recipe.yaml', 'save_folder=killed')
         wait_for(moment)
+        os.killpg(process.pid, signal.SIGSTOP)
         with pytest.raises(InputError, match='another run is at work in'):
             pretrain(recipe('save_folder=killed'))
         os.killpg(process.pid, signal.SIGKILL)
