@@ -12,7 +12,7 @@ def count_faults():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(2**24)  # 64 MiB, 16,384 pages
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-for keeps in (False, True, False):
+for keeps in (False, True):  # back again depends on what lies above the kept memory: not asserted
     keep_freed_memory(keeps)
     print(count_faults())
 """
@@ -20,7 +20,6 @@ for keeps in (False, True, False):
 
 def test_kept_memory_is_not_faulted_in_again():
     output = subprocess.run([sys.executable, '-c', PROGRAM], check=True, capture_output=True, text=True).stdout
-    default, kept, default_again = map(int, output.split())
+    default, kept = map(int, output.split())
     assert default > 10 * 16_000
     assert kept < 1000
-    assert default_again > 10 * 16_000
