@@ -28,7 +28,7 @@ from maelm_composer.device import find_device, keep_freed_memory
 from maelm_composer.finetuning.examples import Inputs, encode_texts
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.pretrained import build_encoder
+from maelm_composer.finetuning.pretrained import build_encoder, place_encoder
 from maelm_composer.finetuning.sources import load_task_data
 from maelm_composer.finetuning.tasks import find_task
 from maelm_composer.model.huggingface import import_encoder
@@ -90,9 +90,9 @@ def time_ours(inputs: Inputs, task_name: str, num_labels: int) -> tuple[float, f
     config, weights = import_encoder(peer.config, peer.state_dict())
     task, settings = find_task(task_name), FinetuningConfig(task=task_name, max_epochs=1, batch_size=BATCH)
     settings.precision = Precision.bf16
-    encoder = build_encoder(config, weights, 'the peer')
-    model = FinetuningModel(encoder, SIZE, task, settings.dropout, seed=1)
-    model.to(find_device())
+    device = find_device()
+    encoder = place_encoder(build_encoder(config, weights, 'the peer'), device)
+    model = FinetuningModel(encoder, SIZE, task, settings.dropout, seed=1).to(device)
     report = fit(model, inputs, settings, PAD_ID, evaluate=lambda step: None)
     return report.training_seconds, report.padded_share
 

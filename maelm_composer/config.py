@@ -162,6 +162,10 @@ class TaskDataConfig:
     source: TaskSource = TaskSource.huggingface
     folder: str | None = None  # files: holds glue/<task>/*.parquet and squad_v2/*.parquet
     max_train_examples: int | None = None  # an even sample, the same for every model and seed; null: all
+    max_train_examples_of: dict[str, int] = field(default_factory=dict)  # by task, in place of the number for all
+
+    def limit(self, task_name: str) -> int | None:
+        return self.max_train_examples_of.get(task_name, self.max_train_examples)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import find_checkpoint, read_recipe
-from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained
+from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.recipe import hash_json
 from maelm_composer.records import collect_provenance, write_json
 
@@ -120,7 +120,7 @@ def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: 
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:
     keep_freed_memory()
     device, size = find_device(), pretrained.hidden_size
-    encoder = pretrained.encoder.to(device).eval()
+    encoder = place_encoder(pretrained.encoder, device)
     layers: list[_Layer] = []
     views = iterate_views(
         source,

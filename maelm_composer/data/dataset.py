@@ -86,10 +86,10 @@ class PretrainingRows(StreamingDataset):
     def __init__(self, config: DataConfig, manifest: Manifest, split: str, *, batch_size: int, seed: int) -> None:
         is_train = split == 'train'
         global_batch_size = batch_size * get_world_size()
-        places = storage.join(config.remote, split), str(cache_folder(config, manifest) / split)
+        stream = _VerifiedStream(storage.join(config.remote, split), str(cache_folder(config, manifest) / split))
         with _take_turns():
             super().__init__(
-                streams=[_VerifiedStream(*places)],
+                streams=[stream],
                 # Whole batches, so that the rows of a pass do not depend on how the ranks would share a rest. In
                 # training other rows are left out in each pass.
                 epoch_size=manifest.splits[split].rows // global_batch_size * global_batch_size or None,

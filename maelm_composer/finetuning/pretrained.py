@@ -127,9 +127,15 @@ def build_encoder(config: ModelConfig, weights: Mapping[str, Tensor], checkpoint
                 f'{wanted.get(name, "not there")} in the model'
             )
     encoder.load_state_dict(weights)
-    if torch.cuda.is_available():  # not flex: rows come in many lengths, and it would compile for each of them
-        encoder.select_attention(AttentionBackend.sdpa, 'cuda')
     return encoder.eval()
+
+
+def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
+    """The encoder on the device it runs on. Until then nothing asks for a GPU, so that reading leaves CUDA alone."""
+    if isinstance(encoder, Encoder) and device.type == 'cuda':
+        # Not flex: rows come in many lengths, and it would compile for each of them.
+        encoder.select_attention(AttentionBackend.sdpa, device.type)
+    return encoder.to(device)
 
 
 def _load_huggingface(name: str, implementation: Implementation, dropout: float | None) -> Pretrained:

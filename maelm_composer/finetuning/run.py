@@ -18,7 +18,7 @@ from maelm_composer.finetuning.evaluation import Evaluator, Result
 from maelm_composer.finetuning.examples import encode_texts, fit_span, stack_windows
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.pretrained import load_pretrained
+from maelm_composer.finetuning.pretrained import load_pretrained, place_encoder
 from maelm_composer.finetuning.rank_curve import rank_of_inputs
 from maelm_composer.finetuning.saved_model import save_model
 from maelm_composer.finetuning.sources import load_task_data
@@ -80,7 +80,7 @@ def describe_protocol(config: FinetuningConfig) -> dict[str, Any]:
     """What is the same for every run of a sweep, and decides its scores too."""
     plain = to_plain(config)
     protocol = {name: plain[name] for name in PROTOCOL}
-    protocol |= {name: plain['data'][name] for name in ('source', 'max_train_examples')}
+    protocol |= {'source': plain['data']['source'], 'max_train_examples': config.data.limit(config.task)}
     return protocol | ({'span': plain['span']} if find_task(config.task).kind == SPAN else {})
 
 
@@ -114,8 +114,9 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
     else:
         inputs = encode_texts(data.train, task, tokenizer, max_seq_len)
     evaluator = Evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
-    model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, config.dropout, config.seed)
-    model.to(find_device())
+    device = find_device()
+    encoder = place_encoder(pretrained.encoder, device)
+    model = FinetuningModel(encoder, pretrained.hidden_size, task, config.dropout, config.seed).to(device)
     best = _Best(task, evaluator, model, keeps_weights=config.saves_model)
     dev_inputs = evaluator.inputs[task.eval_splits[0]]
     specials = (tokenizer.cls_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id)

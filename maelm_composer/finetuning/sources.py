@@ -50,7 +50,7 @@ class TaskData:
 
 
 def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
-    """The training rows, a sample of them where ``config.max_train_examples`` asks for it, and the whole dev sets.
+    """The training rows, a sample of them where ``config`` asks for it, and the whole dev sets.
 
     Read once a process, unless a file changes: a sweep's worker makes many runs, and MNLI takes seconds to read. The
     rows are shared, not to be changed.
@@ -64,7 +64,7 @@ def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
         raise InputError(f'task {task.name} {kind}')
     files = sorted(_task_folder(task, config.folder).glob('*.parquet')) if config.folder else []
     stamps = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
-    return _load(task, config.source, config.folder, config.max_train_examples, stamps)
+    return _load(task, config.source, config.folder, config.limit(task.name), stamps)
 
 
 @functools.lru_cache(maxsize=16)

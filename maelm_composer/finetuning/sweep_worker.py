@@ -41,6 +41,8 @@ def inspect_task(config: FinetuningConfig, task: Task, folder: str) -> Facts:
 def make_run(config: FinetuningConfig, key: str, facts: Facts, folder: str) -> Record | None:
     """One run in a worker: its record, of a failure too; None where another sweep is at it."""
     _enter(config, folder)
+    if not ray.get_gpu_ids():  # our Ray leaves every GPU visible to a run that was given none
+        os.environ['CUDA_VISIBLE_DEVICES'] = ''
     with claim(locate_claim(config, key)) as is_mine:
         if not is_mine:
             return None
@@ -78,8 +80,6 @@ def _enter(config: FinetuningConfig, folder: str) -> None:
         os.chdir(folder)
     except OSError:
         raise InputError(f'{folder} is not on every machine: start the sweep in a folder that they share') from None
-    if not ray.get_gpu_ids():
-        os.environ['CUDA_VISIBLE_DEVICES'] = ''  # our Ray leaves every GPU visible to a run that was given none
     threads = max(1, int(config.sweep.cpus_per_run))
     os.environ['RAYON_NUM_THREADS'] = str(threads)  # the tokenizer's
     torch.set_num_threads(threads)

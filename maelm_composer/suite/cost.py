@@ -60,7 +60,7 @@ def cost_finetuning(config: FinetuningConfig, model: ModelConfig, task_name: str
     """The whole search of one task; of the repeats' epochs, which are not known before, the grid's mean."""
     task = find_task(task_name)
     rows, dev_rows, length = TASK_SIZES[task_name]
-    rows = min(rows, config.data.max_train_examples or rows)
+    rows = min(rows, config.data.limit(task_name) or rows)
     points, runs = list_points(config, task), count_runs(config, task)
     epochs = sum(point.max_epochs for point in points) / len(points)
     passes = FORWARD_AND_BACKWARD * epochs * rows + count_evaluations(config, epochs) * dev_rows

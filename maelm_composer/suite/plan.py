@@ -191,8 +191,8 @@ class _Planner:
         pretraining = self.suite.load_pretraining(model)
         config = self.suite.load_finetuning(model, 0, ())  # neither checkpoint nor tasks count here
         slots = float(os.cpu_count() or 1)
-        if self.device.name != CPU:
-            slots = self.device.count / (config.sweep.gpus_per_run or 1)
+        if self.device.name != CPU and config.sweep.gpus_per_run:
+            slots = self.device.count / config.sweep.gpus_per_run
         done, total, seconds, bases = 0, 0, 0.0, set()
         for task in step.tasks:
             cost = cost_finetuning(config, pretraining.model, task)

@@ -80,6 +80,12 @@ def test_the_tokenizer_reads_special_tokens_as_text(run):
     assert tokenizer.mask_token_id == V - 1
 
 
+def test_reading_leaves_cuda_alone(run, monkeypatch):
+    # A sweep's worker reads a checkpoint to plan; what CUDA saw then it would see in the run that comes after.
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: pytest.fail('asked for a GPU'))
+    load_pretrained(str(run))
+
+
 def test_dropout_replaces_that_of_the_checkpoint(run):
     encoder = load_pretrained(str(run), dropout=0.3).encoder
     assert encoder.dropout.p == encoder.layers[1].dropout.p == encoder.layers[1].self_attention.dropout == 0.3

@@ -30,12 +30,12 @@ def nothing_read_before():
 def load(tmp_path):
     """``load('rte', train={...}, dev={...})``: write the columns, then read the task."""
 
-    def load(name, max_train_examples=None, **splits):
+    def load(name, max_train_examples=None, max_train_examples_of=None, **splits):
         folder = tmp_path / ('squad_v2' if TASKS[name].kind == 'span' else f'glue/{name}')
         folder.mkdir(parents=True, exist_ok=True)
         for split, columns in splits.items():
             pyarrow.parquet.write_table(pyarrow.table(columns), folder / f'{split}.parquet')
-        config = TaskDataConfig(TaskSource.files, str(tmp_path), max_train_examples)
+        config = TaskDataConfig(TaskSource.files, str(tmp_path), max_train_examples, max_train_examples_of or {})
         return load_task_data(TASKS[name], config)
 
     return load
@@ -58,6 +58,12 @@ def test_files_are_read_once_unless_they_change(load):
     assert load('rte', max_train_examples=2) is not data
     changed = load('rte', train=RTE | {'label': [1, 1, 1]})
     assert [row.label for row in changed.train] == [1, 1, 1]
+
+
+def test_a_task_may_have_a_sample_of_its_own_size(load):
+    sizes = {'rte': 1}
+    assert len(load('rte', 2, sizes, train=RTE, dev=RTE).train) == 1
+    assert len(load('mrpc', 2, sizes, train=RTE | {'sentence1': ['a', 'b', 'e']}, dev=RTE).train) == 2
 
 
 def test_every_task_is_read(task_folder):
