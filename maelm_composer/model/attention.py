@@ -33,10 +33,14 @@ Bias = Tensor | FlexBias  # (B, 1 or H, Q, K), -inf where a query must not look;
 def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative: Tensor | None) -> Tensor:
     """(B, Q), (B, K) segment ids and an optional (B, H, Q, K) bias -> (B, 1 or H, Q, K), -inf across segments.
 
-    Padding is a segment of its own (0), so that no row of scores is empty.
+    Padding is a segment of its own (0), so that no row of scores is empty. Under autocast the result is of its type,
+    once for all layers.
     """
     is_other = query_segments[:, None, :, None] != key_segments[:, None, None, :]
     bias = torch.zeros_like(is_other, dtype=torch.float32) if relative is None else relative
+    device = bias.device.type
+    if torch.is_autocast_enabled(device):
+        bias = bias.to(torch.get_autocast_dtype(device))
     return bias.masked_fill(is_other, float('-inf'))
 
 
@@ -81,11 +85,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Bias, dropout: float
     bias = bias.to(query.dtype)
     if backend is AttentionBackend.sdpa:
         return functional.scaled_dot_product_attention(query, key, value, bias, dropout)
-    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2) + bias
+    # The bias goes into the product's own accumulator: no pass over the scores, and none rounded twice in bf16.
+    heads = query.shape[:2]
+    scores = torch.baddbmm(
+        bias.expand(*heads, -1, -1).flatten(0, 1),
+        query.flatten(0, 1),
+        key.flatten(0, 1).transpose(1, 2),
+        alpha=query.shape[-1] ** -0.5,
+    )
     probabilities = scores.softmax(-1)
     if dropout:
         probabilities = functional.dropout(probabilities, dropout)
-    return probabilities @ value
+    return torch.bmm(probabilities, value.flatten(0, 1)).unflatten(0, heads)
 
 
 @functools.cache
