@@ -191,7 +191,7 @@ class SearchSpace:
 @dataclass
 class SweepConfig:
     tasks: list[str] = field(default_factory=list)  # empty: the recipe's own task
-    search: dict[str, SearchSpace] = field(default_factory=dict)  # by task group: glue_small, glue_large, squad2
+    search: dict[str, SearchSpace] = field(default_factory=dict)  # by task, or by group: glue_small, glue_large, squad2
     selection: SelectionProtocol = SelectionProtocol.grid_on_one_seed
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])  # the grid runs on the first
     cpus_per_run: float = 1.0

@@ -76,12 +76,13 @@ def list_tasks(config: FinetuningConfig) -> list[Task]:
 
 
 def list_points(config: FinetuningConfig, task: Task) -> list[Point]:
-    """The grid of the task's group, the last key fastest. An empty list means the recipe's own value.
+    """The grid of the task or else of its group, the last key fastest. An empty list means the recipe's own value.
 
     Raises:
-        InputError: the recipe has no search space for the group.
+        InputError: the recipe has no search space for either.
     """
-    space = config.sweep.search.get(task.group)
+    search = config.sweep.search
+    space = search.get(task.name, search.get(task.group))
     if space is None:
         raise InputError(
             f'sweep.search has no {task.group}, the group of {task.name}: see {GROUP_RECIPES}/{task.group}.yaml'

@@ -73,6 +73,13 @@ def test_an_empty_list_is_the_recipes_own_value_and_a_repeated_value_one_run():
     assert list_points(config, find_task('rte')) == [Point(1e-5, 32, 3, 0.06)]
 
 
+def test_a_task_may_have_a_search_space_of_its_own():
+    config = make_config()
+    config.sweep.search['rte'] = SearchSpace(learning_rate=[7e-5])
+    assert list_points(config, find_task('rte')) == [Point(7e-5, 32, 3, 0.06)]
+    assert Point(7e-5, 32, 3, 0.06) not in list_points(config, find_task('mrpc'))
+
+
 def test_what_cannot_be_planned_is_said():
     config = make_config()
     with pytest.raises(InputError, match=r'sweep.search has no squad2, the group of squad2: see .*squad2.yaml'):
