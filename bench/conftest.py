@@ -77,8 +77,9 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
     """The chosen scale, with Ray running; at the end the planner's estimate is held against the clock."""
     with _chdir(ROOT):
         suite = load_suite(*_read_options(request.config))
-        artefacts = find_artefacts(list_artefacts(request.session))
-        estimated = sum_seconds(plan_suite(suite, artefacts, find_device()))
+        artefacts, estimated = find_artefacts(list_artefacts(request.session)), 0.0
+        with contextlib.suppress(InputError):  # a GPU of unknown peak: the runs go on without an estimate
+            estimated = sum_seconds(plan_suite(suite, artefacts, find_device()))
         start, started_ray = time.monotonic(), start_ray()
         request.session.stash[MADE] = []
         yield suite
@@ -117,7 +118,7 @@ def make(suite: Suite, benchmark: Callable, request: pytest.FixtureRequest) -> C
 def assert_complete(rows: list[dict[str, str]]) -> None:
     """Every number is there and says where it comes from."""
     assert rows
-    assert [row['note'] for row in rows if not row['value']] == []
+    assert [row['note'] for row in rows if row['note'] or not row['value']] == []
     needed = ['run_keys', 'recipe_hash', 'data_hash', 'tokenizer_hash', 'seeds', 'versions', 'hardware', 'source']
     needed += ['git_revision'] if (ROOT / '.git').exists() else []
     for name in needed:

@@ -1,9 +1,10 @@
-"""Fine-tuning speed against Hugging Face's Trainer: same encoder, rows, batch size, precision and optimizer.
+"""Fine-tuning speed against Hugging Face's Trainer: same encoder, rows, batch size and precision.
 
     MAELM_DATA=folder pytest -s bench/test_finetuning_throughput.py [--record]
 
-The peer pads each batch to its longest row, as its users do; rows are MNLI's where MAELM_DATA names a folder with
-glue/mnli, else the demo's pairs. Rounds alternate; the figures are medians. Evaluation and tokenising off the clock.
+The peer pads each batch to its longest row and has its default AdamW and clipping, as its users do. Rows are MNLI's
+where MAELM_DATA names a folder with glue/mnli, else the demo's pairs. Rounds alternate; the figures are medians.
+Evaluation and tokenising off the clock.
 """
 
 import os

@@ -27,7 +27,7 @@ from maelm_composer.config import (
     TaskSource,
 )
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.tasks import find_task
+from maelm_composer.finetuning.tasks import GROUPS, find_task
 
 Config = TypeVar('Config', CorpusConfig, PretrainingConfig, FinetuningConfig, SuiteConfig)
 
@@ -120,6 +120,9 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
     except OmegaConfBaseException as error:
         key = error.full_key or error.key
         raise InputError(f'{where}: {key}: {str(error).splitlines()[0]}') from None
+    except TypeError:  # not OmegaConf's own kind of error
+        keys = ', '.join(map(str, layer))
+        raise InputError(f'{where}: {keys}: a list stands where key: value pairs are wanted') from None
 
 
 def _reject_unknown(node_type: Any, given: Any, prefix: str, where: str) -> None:
@@ -198,7 +201,7 @@ def _check(config: Any) -> None:
                 data.source is not TaskSource.files or data.folder is not None,
                 'data.source is files, so data.folder must name the folder that holds glue/<task>/ and squad_v2/',
             )
-            for name in data.max_train_examples_of:
+            for name in (*data.max_train_examples_of, *(config.sweep.search.keys() - GROUPS)):
                 find_task(name)
             _require(config.max_seq_len >= 16, f'max_seq_len {config.max_seq_len}: must be at least 16')
             _require(bool(seeds), 'sweep.seeds is empty: name at least one')

@@ -12,7 +12,7 @@ from maelm_composer.finetuning.metrics import compute_metrics, score_constant
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.finetuning.squad import Window, build_windows, predict_answers
 from maelm_composer.finetuning.squad_metric import evaluate
-from maelm_composer.finetuning.tasks import CLASSIFICATION, SPAN, Task
+from maelm_composer.finetuning.tasks import CLASSIFICATION, MAX_SIMILARITY, REGRESSION, SPAN, Task
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,9 @@ class Evaluator:
             for split, rows in scores.items()
         }
         labels = {split: np.array([example.label for example in rows]) for split, rows in self.examples.items()}
+        scale = MAX_SIMILARITY if self.task.kind == REGRESSION else 1  # the label's own
         predictions = [
-            {'split': split, 'id': example.id, 'label': example.label, 'prediction': guess.item()}
+            {'split': split, 'id': example.id, 'label': example.label, 'prediction': guess.item() * scale}
             | ({'scores': row.tolist()} if is_classification else {})
             for split in self.examples
             for example, guess, row in zip(self.examples[split], guesses[split], scores[split], strict=True)

@@ -18,20 +18,16 @@ from maelm_composer.finetuning.evaluation import Evaluator, Result
 from maelm_composer.finetuning.examples import encode_texts, fit_span, stack_windows
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.pretrained import load_pretrained, place_encoder
+from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.finetuning.rank_curve import rank_of_inputs
 from maelm_composer.finetuning.saved_model import save_model
+from maelm_composer.finetuning.search import describe_protocol
 from maelm_composer.finetuning.sources import load_task_data
 from maelm_composer.finetuning.squad import build_windows
 from maelm_composer.finetuning.tasks import SPAN, Task, find_task
-from maelm_composer.recipe import to_plain
 from maelm_composer.records import collect_provenance, write_json, write_text
 
 POINT = ('learning_rate', 'batch_size', 'max_epochs', 'warmup_proportion')
-PROTOCOL = (
-    *('evaluation', 'max_seq_len', 'precision', 'dropout', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay'),
-    *('clip_norm', 'measures_rank'),
-)
 KEY_LENGTH = 16
 
 
@@ -76,15 +72,12 @@ def describe_point(config: FinetuningConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in POINT}
 
 
-def describe_protocol(config: FinetuningConfig) -> dict[str, Any]:
-    """What is the same for every run of a sweep, and decides its scores too."""
-    plain = to_plain(config)
-    protocol = {name: plain[name] for name in PROTOCOL}
-    protocol |= {'source': plain['data']['source'], 'max_train_examples': config.data.limit(config.task)}
-    return protocol | ({'span': plain['span']} if find_task(config.task).kind == SPAN else {})
+def assert_savable(config: FinetuningConfig, pretrained: Pretrained) -> None:
+    if config.saves_model and pretrained.config is None:
+        raise InputError(f'saves_model needs an encoder of ours: {config.checkpoint} cannot be imported as one')
 
 
-def finetune(config: FinetuningConfig) -> dict[str, Any]:
+def finetune(config: FinetuningConfig, devices: float = 1.0) -> dict[str, Any]:
     """Train and evaluate one run in this process; a run whose record is there is not repeated.
 
     Writes ``save_folder``/KEY.json, the record that is returned, and KEY.predictions.jsonl, one line a dev example;
@@ -99,8 +92,7 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
     folder = Path(config.save_folder)
     data = load_task_data(task, config.data)
     pretrained = load_pretrained(config.checkpoint, config.implementation, config.dropout)
-    if config.saves_model and pretrained.config is None:
-        raise InputError(f'saves_model needs an encoder of ours: {config.checkpoint} cannot be imported as one')
+    assert_savable(config, pretrained)
     key = run_key(config, pretrained.identity, data.hash)
     if (record := find_finished(config, key)) is not None:
         return record
@@ -113,6 +105,10 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
         inputs, num_left_out = stack_windows(windows)
     else:
         inputs = encode_texts(data.train, task, tokenizer, max_seq_len)
+    if len(inputs) == 0:
+        raise InputError(
+            f'{task.name}: no training row is left, {num_left_out} have answers that are not in their context'
+        )
     evaluator = Evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
     device = find_device()
     encoder = place_encoder(pretrained.encoder, device)
@@ -153,7 +149,7 @@ def finetune(config: FinetuningConfig) -> dict[str, Any]:
         'examples_per_second': len(inputs) * config.max_epochs / report.training_seconds,
         'training_seconds': report.training_seconds,
         'evaluation_seconds': best.seconds,
-        'device_hours': (report.training_seconds + best.seconds) / 3600,
+        'device_hours': (report.training_seconds + best.seconds) * devices / 3600,
         'device': name_device(),
     }
     lines = [json.dumps(prediction, ensure_ascii=False) for prediction in best.result.predictions]

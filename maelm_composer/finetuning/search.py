@@ -12,11 +12,16 @@ from typing import Any
 
 from maelm_composer.config import EvaluationProtocol, FinetuningConfig, SearchSpace, SelectionProtocol
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.tasks import GLUE, Task, find_task
+from maelm_composer.finetuning.tasks import GLUE, SPAN, Task, find_task
+from maelm_composer.recipe import to_plain
 from maelm_composer.statistics import Summary, summarize
 
 Record = dict[str, Any]
 GROUP_RECIPES = 'yamls/finetune'
+PROTOCOL = (
+    *('evaluation', 'max_seq_len', 'precision', 'dropout', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay'),
+    *('clip_norm', 'measures_rank'),
+)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -90,6 +95,14 @@ def list_points(config: FinetuningConfig, task: Task) -> list[Point]:
     names = [field.name for field in dataclasses.fields(SearchSpace)]
     values = [getattr(space, name) or [getattr(config, name)] for name in names]
     return list(dict.fromkeys(Point(*combination) for combination in itertools.product(*values)))
+
+
+def describe_protocol(config: FinetuningConfig) -> dict[str, Any]:
+    """What is the same for every run of a sweep over ``config.task``, and decides its scores too."""
+    task, plain = find_task(config.task), to_plain(config)
+    protocol = {name: plain[name] for name in PROTOCOL}
+    protocol |= {'source': plain['data']['source'], 'max_train_examples': config.data.limit(task.name)}
+    return protocol | ({'span': plain['span']} if task.kind == SPAN else {})
 
 
 def plan_grid(config: FinetuningConfig, task: Task) -> list[FinetuningConfig]:

@@ -184,7 +184,7 @@ def _as_labels(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[Any
 
 
 def _as_answers(answers: Any, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    if not isinstance(answers, dict) or not {'text', 'answer_start'} <= answers.keys():
+    if not isinstance(answers, dict) or not all(isinstance(answers.get(k), list) for k in ('text', 'answer_start')):
         raise InputError(f"{where}: column 'answers' must hold the lists text and answer_start")
     texts, starts = answers['text'], answers['answer_start']
     if len(texts) != len(starts):

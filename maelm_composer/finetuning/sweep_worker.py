@@ -1,5 +1,6 @@
 """What a worker of a sweep does: read a task's facts, or make one run and record how it ended."""
 
+import dataclasses
 import os
 import traceback
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.claims import claim
 from maelm_composer.finetuning.pretrained import load_pretrained
-from maelm_composer.finetuning.run import describe_run, finetune
+from maelm_composer.finetuning.run import assert_savable, describe_run, find_finished, finetune
 from maelm_composer.finetuning.search import Record
 from maelm_composer.finetuning.sources import TextExample, load_task_data
 from maelm_composer.finetuning.tasks import Task
@@ -33,6 +34,7 @@ class Facts:
 def inspect_task(config: FinetuningConfig, task: Task, folder: str) -> Facts:
     _enter(config, folder)
     pretrained = load_pretrained(config.checkpoint, config.implementation, config.dropout)
+    assert_savable(config, pretrained)
     data = load_task_data(task, config.data)
     evaluation = [row for rows in data.evaluation.values() for row in rows]
     return Facts(pretrained.identity, data.hash, _count_characters(data.train), _count_characters(evaluation))
@@ -47,7 +49,7 @@ def make_run(config: FinetuningConfig, key: str, facts: Facts, folder: str) -> R
         if not is_mine:
             return None
         try:
-            record = finetune(config)
+            record = finetune(config, config.sweep.gpus_per_run if ray.get_gpu_ids() else 1.0)
             if record['key'] != key:
                 raise InputError('the checkpoint or the data changed while the sweep ran: start it again')
             return record
@@ -63,10 +65,11 @@ def locate_claim(config: FinetuningConfig, key: str) -> Path:
 
 
 def record_failure(config: FinetuningConfig, key: str, facts: Facts, reason: str, **more: str) -> Record:
-    """Write the record of a run that ended for ``reason``, and return it."""
+    """The record of a run that ended for ``reason``; a finished one, made again for its model, is not overwritten."""
     record = describe_run(config, key, facts.identity, facts.data_hash)
     record |= {'status': 'failed', 'error': ' '.join(reason.split()), **more}
-    write_json(Path(config.save_folder, f'{key}.json'), record)
+    if find_finished(dataclasses.replace(config, saves_model=False), key) is None:
+        write_json(Path(config.save_folder, f'{key}.json'), record)
     return record
 
 

@@ -77,6 +77,7 @@ TASKS: dict[str, Task] = {
 }
 
 GLUE = ('mnli', 'qqp', 'qnli', 'sst2', 'cola', 'rte', 'mrpc', 'stsb')  # the eight of the average, MNLI once
+GROUPS = {task.group for task in TASKS.values()}
 MAX_SIMILARITY = 5.0  # STS-B: labels are 0 to 5; targets are divided by it (authors' code)
 
 

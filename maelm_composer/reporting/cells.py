@@ -1,7 +1,7 @@
 """Measured numbers that can be averaged and subtracted, keeping the records they rest on or the reason why not."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from maelm_composer.reporting.artefacts import Column, Model, Role, columns_of
@@ -17,6 +17,7 @@ class Cell:
     runs: tuple[Record, ...] = ()  # pretraining
     records: tuple[Record, ...] = ()  # fine-tuning and rank
     missing: str = ''
+    note: str = ''  # what is to be said of a number that is there
 
     @cached_property
     def estimate(self) -> Estimate | None:
@@ -35,7 +36,18 @@ def score(evidence: Evidence, model: Model, column: Column, samples: int | None 
     if not records:
         return Cell(missing=explain_absence(evidence, model, column.task))
     values = [100 * (r['score'] if column.metric is None else r['metrics'][column.metric]) for r in records]
-    return Cell(((1.0, values),), _runs(evidence, model), tuple(records))
+    failed = evidence.count_failures(model, column.task, records)
+    note = f'{column.task}: {failed} of {failed + len(records)} seeds failed' if failed else ''
+    return Cell(((1.0, values),), _runs(evidence, model), tuple(records), note=note)
+
+
+def constant_score(evidence: Evidence, model: Model, column: Column) -> Cell:
+    """What the best constant answer scores in percent where ``model`` has :func:`score`; of a task's own metric."""
+    if column.is_average:
+        averaged = [c for c in columns_of(evidence.scale, Role.glue) if c.is_averaged]
+        return combine([(1 / len(averaged), constant_score(evidence, model, c)) for c in averaged])
+    cell = score(evidence, model, column)
+    return cell if cell.missing else replace(cell, terms=((1.0, [100 * cell.records[0]['baseline']]),))
 
 
 def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int | None = None) -> Cell:
@@ -79,6 +91,7 @@ def combine(parts: Sequence[tuple[float, Cell]]) -> Cell:
         tuple(run for _, cell in parts for run in cell.runs),
         tuple(record for _, cell in parts for record in cell.records),
         '; '.join(dict.fromkeys(cell.missing for _, cell in parts if cell.missing)),
+        '; '.join(dict.fromkeys(cell.note for _, cell in parts if cell.note)),
     )
 
 

@@ -68,6 +68,13 @@ class Evidence:
         point = select_point(found)
         return sorted((r for r in found if Point(**r['point']) == point), key=lambda r: (r['seed'], r['key']))
 
+    def count_failures(self, model: Model, task: str, finished: list[Record]) -> int:
+        """How many seeds failed of the point of ``finished``, which :meth:`select_finetunings` found."""
+        first = finished[0]
+        same = (task, first['checkpoint']['hash'], first['point'])
+        found = {r['seed'] for r in self.failures if (r['task'], r['checkpoint']['hash'], r['point']) == same}
+        return len(found - {r['seed'] for r in finished})
+
 
 def load_evidence(folder: Path, scale: str) -> Evidence:
     """Read ``folder``/records.

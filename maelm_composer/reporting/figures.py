@@ -1,6 +1,7 @@
 """Rows -> figures as PNG and SVG, the same bytes every time; readable in greyscale. Computes nothing."""
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import label_of
 from maelm_composer.reporting.rows import Row
+from maelm_composer.reporting.tables import CONSTANT
 from maelm_composer.reporting.verdicts import is_comparable
 
 Style = dict[str, Any]
@@ -38,6 +40,7 @@ PANEL = (4.6, 3.6)  # inches
 DARK: Style = {'color': '#12355b', 'marker': 'o', 'linestyle': '-'}
 LIGHT: Style = {'color': '#e07b39', 'marker': 's', 'linestyle': '--'}
 MIDDLE: Style = {'color': '#5d8a66', 'marker': '^', 'linestyle': ':'}
+DOTTED: Style = {'linewidth': 0.8, 'linestyle': (0, (1, 2))}
 STYLES = {'RoBERTa': DARK, 'MAE-LM': LIGHT}
 
 
@@ -67,9 +70,15 @@ def draw_figure3(rows: Sequence[Row]) -> Figure:
             _plot(panel, points, f'{model}{", final" if len(points) == 1 else ""}', style)
             if model == 'RoBERTa':
                 x, last = max(points, key=lambda point: point[0])
-                dotted: Style = {'color': style['color'], 'linewidth': 0.8, 'linestyle': (0, (1, 2))}
-                panel.axhline(last.value or 0, **dotted)
-                panel.axvline(x, **dotted)
+                panel.axhline(last.value or 0, **DOTTED, color=style['color'])
+                panel.axvline(x, **DOTTED, color=style['color'])
+        reached = [r.value for r in rows if r.column == f'{name}, interpolated' and r.value is not None]
+        if reached and math.isfinite(reached[0]):
+            label_of_time = "MAE-LM reaches RoBERTa's final accuracy"
+            panel.axvline(reached[0], **DOTTED, color=STYLES['MAE-LM']['color'], label=label_of_time)
+        for row in scores:
+            if row.row == CONSTANT:
+                panel.axhline(row.value or 0, linewidth=0.8, color='#777777', label=CONSTANT)
         panel.set_xlim(left=0)
         _finish(panel, '', label, f'{label_of(scores[0].column)} [%]', whole=False)
     return figure
@@ -107,15 +116,18 @@ def draw_figure5(rows: Sequence[Row]) -> Figure:
 def draw_subspace(rows: Sequence[Row]) -> Figure:
     figure, panels = _panels(3)
     names = {
-        'mask_outside_share': ("[MASK] energy outside the real tokens' span", 'share'),
+        'mask_outside_share': ("[MASK] energy outside the real tokens' leading directions", 'share'),
         'rank_one_residual': ('real tokens: distance from rank one', 'relative residual'),
         'principal_angle_2': ('median principal angle, real and [MASK] rows', 'degrees'),
     }
     for panel, (column, (title, label)) in zip(panels, names.items(), strict=True):
         for model, style in STYLES.items():
             _plot(panel, _find(rows, column, model), model, style)
+            if column == 'mask_outside_share':  # by the threshold the real tokens have some there themselves
+                own = {**style, 'marker': '', 'linewidth': 0.8}
+                _plot(panel, _find(rows, 'real_outside_share', model), f"{model}'s real tokens", own)
         _finish(panel, title, 'layer', label)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
     return figure
 
 

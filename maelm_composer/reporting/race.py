@@ -8,10 +8,10 @@ import numpy as np
 
 from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, Point, find_arrival
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
-from maelm_composer.reporting.cells import Cell, explain_absence, score
+from maelm_composer.reporting.cells import Cell, constant_score, explain_absence, score
 from maelm_composer.reporting.estimate import Estimate
 from maelm_composer.reporting.rows import Row, at
-from maelm_composer.reporting.tables import PERCENT, Book
+from maelm_composer.reporting.tables import CONSTANT, PERCENT, Book
 from maelm_composer.reporting.verdicts import FAILS, UNDECIDED, judge_claim, qualify
 from maelm_composer.statistics import TAILS, resample_medians
 
@@ -50,7 +50,7 @@ class Race:
 def build_figure3(book: Book) -> list[Row]:
     """Every recorded checkpoint, its cost on every axis, and the cost of the target by the rules of the race."""
     column = columns_of(book.scale, Role.mnli)[0]
-    rows: list[Row] = []
+    rows = [book.value(CONSTANT, column.name, PERCENT, constant_score(book.evidence, ROBERTA, column))]
     for model in (ROBERTA, MAE_LM):
         found = _read_checkpoints(book, model, column)
         if not found:
@@ -87,13 +87,17 @@ def _judge(book: Book, column: Column) -> list[Row]:
             cell = Cell(missing='a pretraining record holds no flops')
         rows.append(book.value(label, f'{axis.name}, {way}', UNITS[axis], cell))
     found = race.estimate_share()
-    if math.isinf(found.value):
-        word = FAILS if found.count > 1 else UNDECIDED
+    if race.baseline.median <= 100 * race.cells[0].records[0]['baseline']:
+        verdict = qualify(book.scale, f"{UNDECIDED}: RoBERTa's final accuracy is not above a constant answer's")
+    elif math.isinf(found.value):
+        word = FAILS if found.low is not None and found.low > 1 else UNDECIDED
         text = f"{word}: no recorded checkpoint reaches RoBERTa's final accuracy, fine-tuning seeds: {found.count}"
         verdict = qualify(book.scale, text)
     else:
         low, high = (None if bound is None else bound - 1 for bound in (found.low, found.high))
         verdict = judge_claim(book.scale, Estimate(found.value - 1, low, high, found.count), expects_more=False)
+    if race.measure(Axis.hours).starts_above:
+        verdict += "; MAE-LM's first recorded checkpoint is there already, so it is an upper bound"
     row = book.value(label, SHARE, 'share', Cell(((1.0, [found.value]),), runs, records), paper)
     difference = None if paper is None else found.value - paper
     return [*rows, replace(row, **vars(found), verdict=verdict, difference=difference)]

@@ -14,12 +14,13 @@ from maelm_composer.reporting.artefacts import (
     columns_of,
     tasks_of,
 )
-from maelm_composer.reporting.cells import Cell, finetuned_rank, rank, score, subtract
+from maelm_composer.reporting.cells import Cell, constant_score, finetuned_rank, rank, score, subtract
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import Row, trace_records
 from maelm_composer.reporting.verdicts import CHECKPOINT, SEED, is_comparable, judge_claim, judge_value
 
 GAP = 'MAE-LM − RoBERTa'
+CONSTANT = 'a constant answer'
 PERCENT, POINTS, RANK = 'percent', 'points', 'rank'
 
 
@@ -67,7 +68,8 @@ class Book:
         """A difference between our models, beside the paper's difference between its own."""
         found = cell.estimate
         verdict = '' if found is None else judge_claim(self.scale, found, expects_more, repeats)
-        return self._row((row, column, unit), cell, paper, verdict, is_compared=True)
+        # A rank is a number of the model's dimensions, which are fewer below base.
+        return self._row((row, column, unit), cell, paper, verdict, unit != RANK or is_comparable(self.scale))
 
     def _row(
         self, where: tuple[str, str, str], cell: Cell, paper: float | None, verdict: str, is_compared: bool
@@ -83,6 +85,7 @@ class Book:
             paper=paper,
             difference=found.value - paper if is_compared and paper is not None else None,
             verdict=verdict,
+            note=cell.note,
             source='demo' if self.scale == DEMO else 'measured',
             trace=trace_records(cell.runs, cell.records),
         )
@@ -96,6 +99,9 @@ def build_table1(book: Book) -> list[Row]:
         book.value(model.label, c.name, PERCENT, cell, book.paper_of(model, c.name))
         for (model, c), cell in cells.items()
     ]
+    for c in columns:
+        if c.is_average or c.is_averaged or c == squad[0]:  # whose score is the task's own metric
+            rows.append(book.value(CONSTANT, c.name, PERCENT, constant_score(book.evidence, ROBERTA, c)))
     for c in columns:
         gap = subtract(cells[MAE_LM, c], cells[ROBERTA, c])
         rows.append(book.claim(GAP, c.name, POINTS, gap, book.paper_gap(c.name)))

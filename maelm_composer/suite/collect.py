@@ -15,12 +15,12 @@ CURVE_ROWS = 2000  # of a metrics.csv, beside those with a validation loss: figu
 def collect_run(folder: Path, records: Path) -> None:
     """Copy the record and the log of the finished run in ``folder``.
 
-    Fine-tuning and rank records of another run of that name, which are about other weights, are removed.
+    Fine-tuning and rank records of another run of that name, be it the same recipe run again, are removed.
     """
     record = read_json(folder / 'record.json')
     name = record['run_name']
     path = records / 'pretraining' / f'{name}.json'
-    if path.exists() and read_json(path)['identity'] != record['identity']:
+    if path.exists() and read_json(path) != record:
         for kind in ('finetuning', 'rank'):
             _remove(records / kind, lambda other: other['checkpoint']['run_name'] == name)
     curve = (folder / 'metrics.csv').read_text(encoding='utf-8')

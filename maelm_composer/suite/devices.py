@@ -101,6 +101,8 @@ def _is_like(record: dict[str, Any], device: Device, here: dict[str, Any]) -> bo
 def _list_gpus() -> list[str]:
     command = ['nvidia-smi', '--query-gpu=name', '--format=csv,noheader']
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]
     except (OSError, subprocess.CalledProcessError):
         return []
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')  # nvidia-smi does not heed it; alike GPUs are assumed
+    return found if visible is None else found[: len(list(filter(None, visible.split(','))))]

@@ -2,24 +2,26 @@
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from maelm_composer.config import SourceKind
+from maelm_composer.config import FinetuningConfig, SourceKind
 from maelm_composer.data.corpora import find_files
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
+from maelm_composer.finetuning.search import Record, describe_protocol, list_points
+from maelm_composer.finetuning.tasks import find_task
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.suite.collect import read_json
 from maelm_composer.suite.cost import SHARD_BYTES_PER_TOKEN, Cost, cost_finetuning, cost_pretraining, cost_rank
 from maelm_composer.suite.devices import CPU, Device, Measured, find_device, read_measured
 from maelm_composer.suite.steps import Kind, Step, Suite, list_checkpoints, list_steps, load_suite
+from maelm_composer.training.run_record import is_run_of
 
 WIDTH_OF_A_FILE = 160  # characters; a terminal has its own
 SCALES = ('small', 'base', 'base_pp', 'large_pp')  # of a budget; the demo fits everywhere
@@ -62,11 +64,9 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
     Raises:
         InputError: settings that cannot be read.
     """
-    recorded = Counter(
-        (record['checkpoint']['run_name'], record['checkpoint']['samples'], record['task'])
-        for record in map(read_json, suite.finetuning_folder.glob('*.json'))
-        if record['status'] == 'finished'
-    )
+    recorded = [
+        record for record in map(read_json, suite.finetuning_folder.glob('*.json')) if record['status'] == 'finished'
+    ]
     planner = _Planner(suite, device, read_measured(suite.records, device), recorded)
     return [planner.plan(step) for step in list_steps(suite, artefacts)]
 
@@ -132,7 +132,7 @@ class _Planner:
     suite: Suite
     device: Device
     measured: Measured
-    recorded: Counter[tuple[str, int, str]]  # finished fine-tuning runs by run name, checkpoint and task
+    recorded: list[Record]  # finished fine-tuning runs
 
     def plan(self, step: Step) -> Item:
         match step:
@@ -174,7 +174,7 @@ class _Planner:
             seconds = START_SECONDS[step.kind] + cost.flops / (self.measured.training_flops * self.device.count)
             basis = f'measured speed, {self.measured.training_flops:.1e} FLOP/s'
         record = folder / 'record.json'
-        done = int(record.exists() and read_json(record)['status'] == 'finished')
+        done = int(record.exists() and is_run_of(found := read_json(record), config) and found['status'] == 'finished')
         name = f'pretraining {config.run_name}'
         return Item(step, name, done, 1, seconds * (1 - done), basis, self.device.count, cost.disk_bytes)
 
@@ -196,7 +196,7 @@ class _Planner:
         done, total, seconds, bases = 0, 0, 0.0, set()
         for task in step.tasks:
             cost = cost_finetuning(config, pretraining.model, task)
-            there = min(self.recorded[pretraining.run_name, step.samples, task], cost.runs)
+            there = min(self._count_recorded(config, task, pretraining.run_name, step.samples), cost.runs)
             of_task, basis = self._estimate(cost, step.kind)
             if task in self.measured.task_seconds:
                 of_task = cost.runs * (self.measured.task_seconds[task] + START_SECONDS[step.kind]) / slots
@@ -208,6 +208,21 @@ class _Planner:
         tasks = step.tasks[0] if len(step.tasks) == 1 else f'{len(step.tasks)} tasks'
         name = f'fine-tuning {pretraining.run_name} at {step.samples:,}, {tasks}'
         return Item(step, name, done, total, seconds, ', '.join(sorted(bases)), self.device.count)
+
+    def _count_recorded(self, config: FinetuningConfig, task: str, run_name: str, samples: int) -> int:
+        """How many runs of the search are there, by what their records say of themselves."""
+        wanted = describe_protocol(replace(config, task=task))
+        points = [asdict(point) for point in list_points(config, find_task(task))]
+        shortened = ('max_seq_len', 'span')  # where the checkpoint's rows are shorter
+
+        def is_wanted(record: Record) -> bool:
+            checkpoint = record['checkpoint']
+            if (record['task'], checkpoint['run_name'], checkpoint['samples']) != (task, run_name, samples):
+                return False
+            is_same = all(record['protocol'].get(k) == v for k, v in wanted.items() if k not in shortened)
+            return is_same and record['point'] in points and record['seed'] in config.sweep.seeds
+
+        return sum(map(is_wanted, self.recorded))
 
     def _estimate(self, cost: Cost, kind: Kind) -> tuple[float, str]:
         """Seconds on the whole machine by the FLOPs model, and its words."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.storage import join, list_names, read_file
@@ -10,7 +10,9 @@ from maelm_composer.errors import InputError
 from maelm_composer.recipe import to_plain, to_yaml
 from maelm_composer.records import collect_provenance
 from maelm_composer.training.plan import Plan
-from maelm_composer.training.run_folder import RunFolder
+
+if TYPE_CHECKING:  # which brings torch, and a plan reads records without
+    from maelm_composer.training.run_folder import RunFolder
 
 RECORD = 'record.json'
 RECIPE = 'recipe.yaml'
@@ -29,7 +31,13 @@ def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
     }
 
 
-def assert_same_run(folder: RunFolder, identity: dict[str, Any]) -> dict[str, Any]:
+def is_run_of(record: Mapping[str, Any], config: PretrainingConfig) -> bool:
+    """Whether ``record`` is of this recipe, whatever its data."""
+    found: dict[str, Any] = record['identity']
+    return found == identify(config, found['content hash of data.remote'])
+
+
+def assert_same_run(folder: 'RunFolder', identity: dict[str, Any]) -> dict[str, Any]:
     """The record that lies in ``folder``, empty where no run has been.
 
     Raises:
@@ -49,7 +57,7 @@ def assert_same_run(folder: RunFolder, identity: dict[str, Any]) -> dict[str, An
 
 
 def begin_record(
-    folder: RunFolder, config: PretrainingConfig, identity: dict[str, Any], numbers: dict[str, Any]
+    folder: 'RunFolder', config: PretrainingConfig, identity: dict[str, Any], numbers: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the resolved recipe, the tokenizer and the record of a run that has begun; returns the record."""
     record = {
@@ -69,7 +77,7 @@ def begin_record(
 
 
 def finish_record(
-    folder: RunFolder, record: dict[str, Any], plan: Plan, seconds: float, evaluation: Mapping[str, float]
+    folder: 'RunFolder', record: dict[str, Any], plan: Plan, seconds: float, evaluation: Mapping[str, float]
 ) -> dict[str, Any]:
     """Add what a whole run gave, its ``seconds`` of training and its last ``evaluation``; returns the record."""
     tokens = plan.batches * plan.tokens_per_batch
@@ -87,7 +95,7 @@ def finish_record(
     return record
 
 
-def _write(folder: RunFolder, record: dict[str, Any]) -> None:
+def _write(folder: 'RunFolder', record: dict[str, Any]) -> None:
     folder.write(RECORD, json.dumps(record, indent=2) + '\n')
 
 

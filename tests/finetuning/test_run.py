@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -25,6 +27,7 @@ from maelm_composer.finetuning.fit import plan_evaluations
 from maelm_composer.finetuning.pretrained import load_pretrained
 from maelm_composer.finetuning.run import find_finished, finetune, run_key, summarize
 from maelm_composer.finetuning.sources import load_task_data
+from maelm_composer.finetuning.sweep_worker import Facts, record_failure
 from maelm_composer.finetuning.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -154,6 +157,28 @@ def test_a_saved_model_gives_the_same_scores(configure):
     assert not weights['encoder.token_embeddings.weight'].equal(start.encoder.token_embeddings.weight)
     trained = load_pretrained(str(folder))
     assert trained.encoder.token_embeddings.weight.equal(weights['encoder.token_embeddings.weight'])
+
+
+def test_what_fails_when_made_again_for_its_model_leaves_the_finished_record(configure):
+    config = configure('rte', max_epochs=1)
+    record = finetune(config, devices=0.25)
+    assert record['device_hours'] == pytest.approx((record['training_seconds'] + record['evaluation_seconds']) / 14400)
+    facts = Facts(record['checkpoint'], record['data_hash'], 1, 1)
+    failure = record_failure(dataclasses.replace(config, saves_model=True), record['key'], facts, 'out of memory')
+    assert failure['status'] == 'failed'  # the sweep names it
+    assert find_finished(config, record['key']) == record
+
+
+def test_no_row_left_is_one_line(configure, tmp_path):
+    rows = {'id': ['x'], 'title': ['t'], 'context': ['one two'], 'question': ['which']}
+    (tmp_path / 'squad_v2').mkdir()
+    for split, answer in (('train', 'three'), ('dev', 'two')):
+        table = pyarrow.table(rows | {'answers': [{'text': [answer], 'answer_start': [4]}]})
+        pyarrow.parquet.write_table(table, tmp_path / 'squad_v2' / f'{split}.parquet')
+    config = configure('squad2')
+    config.data.folder = str(tmp_path)
+    with pytest.raises(InputError, match='squad2: no training row is left, 1 have answers'):
+        finetune(config)
 
 
 @pytest.mark.parametrize('measures_rank', [False, True])  # a rank of such states would say something else

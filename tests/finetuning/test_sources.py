@@ -138,6 +138,8 @@ def test_answers_and_starts_belong_together(load):
         load('squad2', train=wrong, dev=SQUAD)
     with pytest.raises(InputError, match="'answers' must hold the lists"):
         load('squad2', train=SQUAD | {'answers': ['two', '']}, dev=SQUAD)
+    with pytest.raises(InputError, match="'answers' must hold the lists"):
+        load('squad2', train=SQUAD | {'answers': [{'text': None, 'answer_start': None}] * 2}, dev=SQUAD)
 
 
 def test_the_hub_gives_the_same_rows(load, monkeypatch):

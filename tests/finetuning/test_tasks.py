@@ -108,6 +108,8 @@ def test_recipes_are_told_apart(path):
         ('sweep.search.glue_small.batch=[1]', 'unknown key sweep.search.glue_small.batch; did you mean'),
         ('data.max_train_examples_of={mnly: 10}', 'unknown task mnly; did you mean mnli?'),
         ('data.max_train_examples_of.mnli=0', 'data.max_train_examples_of.mnli 0: must be positive'),
+        ('sweep.search.mrcp={batch_size: [16]}', 'unknown task mrcp; did you mean mrpc?'),
+        ('sweep.search.mrpc=[1]', 'sweep: a list stands where key: value pairs are wanted'),
         ('sweep.seeds=[1,1]', 'a seed stands there twice'),
         ('sweep.seeds=[]', 'sweep.seeds is empty'),
         ('max_seq_len=8', 'must be at least 16'),

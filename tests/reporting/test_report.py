@@ -3,9 +3,11 @@
 import csv
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +50,14 @@ def test_made_again_in_another_process_without_torch_it_is_the_same_to_the_byte(
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, '')
     assert hash_files(full.results) == before
+
+
+def test_the_committed_results_are_what_their_records_say(tmp_path):
+    committed = Path(__file__).resolve().parents[2] / 'results'
+    for name in ('small', 'paper'):
+        shutil.copytree(committed / name, tmp_path / name)
+    report('small', tmp_path)
+    assert hash_files(tmp_path / 'small') == hash_files(committed / 'small')
 
 
 class Page(HTMLParser):

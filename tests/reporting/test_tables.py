@@ -43,6 +43,9 @@ def test_table1(full):
     assert (ours.value, ours.count, ours.paper, ours.difference) == (pytest.approx(63), 5, 79.1, None)
     assert (ours.low, ours.high) == pytest.approx((61, 65))
     assert rows['table1', 'MAE-LM', 'mnli_mm', None].value == pytest.approx(62)
+    assert rows['table1', 'a constant answer', 'rte', None].value == pytest.approx(40)
+    assert rows['table1', 'a constant answer', 'glue_avg', None].value == pytest.approx(40)
+    assert ('table1', 'a constant answer', 'mnli_mm', None) not in rows  # the record has that of its own metric
     assert rows['table1', 'MAE-LM', 'glue_avg', None].value == pytest.approx(63)
     gap = rows['table1', 'MAE-LM − RoBERTa', 'glue_avg', None]
     assert (gap.value, gap.paper, gap.difference) == (pytest.approx(4.1), 0.9, pytest.approx(3.2))
@@ -122,7 +125,7 @@ def test_table3(full):
     rows = build(full)
     assert rows['table3', 'MAE-LM', 'pretrained', None].value == 52  # 50 + 6 - 2 × 2: the last layer
     gap = rows['table3', 'MAE-LM − RoBERTa', 'pretrained', None]
-    assert (gap.value, gap.paper, gap.difference) == (6, 29, -23)
+    assert (gap.value, gap.paper, gap.difference) == (6, 29, None)  # of as many dimensions as base has
     assert 'one checkpoint gives no interval' in gap.verdict
     after = rows['table3', 'MAE-LM', 'squad2', None]
     assert (after.value, after.low, after.high, after.paper) == (49, 47, 51, 260)
@@ -172,6 +175,38 @@ def test_figure3_a_miss_is_infinity(archive):
     share = build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
     assert math.isinf(share.value)
     assert share.verdict.startswith("fails: no recorded checkpoint reaches RoBERTa's final accuracy")
+
+
+def test_figure3_decides_nothing_from_a_target_at_chance(archive):
+    made = archive('small')
+    made.add_everything()
+    for seed in range(1, 6):
+        made.add_score('small-roberta', 'mnli', seed, 0.4 - seed / 1000)  # a constant answer: 0.4
+    share = build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
+    assert share.verdict.startswith("undecided: RoBERTa's final accuracy is not above a constant answer's")
+    assert 'first recorded checkpoint is there already' in share.verdict
+
+
+def test_figure3_a_miss_of_the_median_alone_is_undecided(archive):
+    made = archive('small')
+    made.add_everything()
+    for seed, score in enumerate((0.55, 0.60, 0.66, 0.66, 0.66), start=1):  # MAE-LM's: 0.61 to 0.65 in the end
+        made.add_score('small-roberta', 'mnli', seed, score)
+    share = build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
+    assert math.isinf(share.value)
+    assert share.low < 1
+    assert share.verdict.startswith('undecided')
+
+
+def test_a_seed_that_failed_is_named_beside_the_median_of_the_others(archive):
+    made = archive('small')
+    made.add_run('small')
+    made.add_score('small', 'rte', 1, 0.6)
+    made.add_score('small', 'rte', 2, 0.7)
+    made.add_score('small', 'rte', 3, 0.0, status='failed', error='loss is nan')
+    made.add_score('small', 'rte', 2, 0.0, status='failed', error='elsewhere', point={'learning_rate': 1e-4})
+    row = build(made)['table1', 'MAE-LM', 'rte', None]
+    assert (row.value, row.count, row.note) == (pytest.approx(65), 2, 'rte: 1 of 3 seeds failed')
 
 
 def test_figure3_needs_a_checkpoint_before_the_last(archive):

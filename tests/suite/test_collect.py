@@ -23,7 +23,9 @@ def finetuning(key, run='demo', samples=9600, task='rte'):
 def records(tmp_path):
     """Of the run demo and of another."""
     folder = tmp_path / 'records'
-    write_record(folder / 'pretraining/demo.json', {'run_name': 'demo', 'identity': {'seed': 17}})
+    write_record(
+        folder / 'pretraining/demo.json', {'run_name': 'demo', 'identity': {'seed': 17}, 'training_seconds': 17}
+    )
     for key, run, samples, task in (
         ('old', 'demo', 9600, 'rte'), ('early', 'demo', 3200, 'rte'), ('cola', 'demo', 9600, 'cola'),
         ('other', 'demo-roberta', 9600, 'rte'),
@@ -35,7 +37,7 @@ def records(tmp_path):
 
 @pytest.mark.parametrize('seed, left', [(17, ['cola', 'early', 'old', 'other']), (18, ['other'])])
 def test_another_run_of_the_same_name_takes_the_old_ones_records_away(tmp_path, records, seed, left):
-    run = {'run_name': 'demo', 'identity': {'seed': seed}, 'samples': 9600}
+    run = {'run_name': 'demo', 'identity': {'seed': 17}, 'training_seconds': seed}  # 18: the same recipe run again
     write_record(tmp_path / 'demo/record.json', run)
     (tmp_path / 'demo/metrics.csv').write_text(f'{HEAD}\n64,7.0,\n')
     collect_run(tmp_path / 'demo', records)

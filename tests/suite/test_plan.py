@@ -1,10 +1,13 @@
 """What a plan says before anything runs, and what it counts as done."""
 
 import dataclasses
+import os
 
 import pytest
 
 from maelm_composer.errors import InputError
+from maelm_composer.finetuning.search import describe_protocol, list_points
+from maelm_composer.finetuning.tasks import find_task
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM
@@ -12,6 +15,7 @@ from maelm_composer.suite.cost import cost_finetuning, count_training_flops
 from maelm_composer.suite.devices import CPU, Device, find_device, measure_cpu
 from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_budget, print_plan, sum_seconds
 from maelm_composer.suite.steps import Kind, find_artefacts, list_steps, load_suite
+from maelm_composer.training.run_record import identify
 
 from .conftest import make_run, write_record
 
@@ -44,12 +48,21 @@ def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
 def test_records_are_found(demo):
     artefacts = find_artefacts(['figure1', 'figure3'])
     before = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
-    write_record(demo.run_folder(MAE_LM) / 'record.json', make_run('demo'))
+    run = make_run('demo', identity=identify(demo.load_pretraining(MAE_LM), 'any rows'))
+    write_record(demo.run_folder(MAE_LM) / 'record.json', run)
     checkpoint = {'run_name': 'demo', 'samples': 6400}
+    config = dataclasses.replace(demo.load_finetuning(MAE_LM, 6400, ['demo_pair']), task='demo_pair')
+    (point,) = list_points(config, find_task('demo_pair'))
+    record = {
+        'status': 'finished',
+        'task': 'demo_pair',
+        'checkpoint': checkpoint,
+        'point': dataclasses.asdict(point),
+        'protocol': describe_protocol(config) | {'max_seq_len': 64},  # the checkpoint's own
+    }
     for seed in (1, 2):
-        record = {'status': 'finished', 'task': 'demo_pair', 'checkpoint': checkpoint}
-        write_record(demo.finetuning_folder / f'{seed}.json', record)
-    failed = {'status': 'failed', 'task': 'demo_pair', 'checkpoint': checkpoint | {'samples': 1600}}
+        write_record(demo.finetuning_folder / f'{seed}.json', record | {'seed': seed})
+    failed = record | {'status': 'failed', 'seed': 1, 'checkpoint': checkpoint | {'samples': 1600}}
     write_record(demo.finetuning_folder / 'failed.json', failed)
     write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 6400}})
     after = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
@@ -57,6 +70,44 @@ def test_records_are_found(demo):
     assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 6,400, demo_pair'}
     assert all(after[name].seconds == 0 and before[name].seconds > 0 for name in done)
     assert after['fine-tuning demo at 1,600, demo_pair'] == before['fine-tuning demo at 1,600, demo_pair']
+
+
+def test_records_of_another_recipe_do_not_count(demo):
+    artefacts = find_artefacts(['figure3'])
+    identity = identify(demo.load_pretraining(MAE_LM), 'any rows')
+    config = dataclasses.replace(demo.load_finetuning(MAE_LM, 6400, ['demo_pair']), task='demo_pair')
+    (point,) = list_points(config, find_task('demo_pair'))
+    record = {
+        **{'status': 'finished', 'task': 'demo_pair', 'checkpoint': {'run_name': 'demo', 'samples': 6400}, 'seed': 1},
+        **{'point': dataclasses.asdict(point), 'protocol': describe_protocol(config)},
+    }
+
+    def count_done():
+        return {item.name: item.done for item in plan_suite(demo, artefacts, SLOW) if item.done}
+
+    write_record(demo.run_folder(MAE_LM) / 'record.json', make_run('demo', identity=identity | {'seed': 18}))
+    for change in (
+        {'point': record['point'] | {'batch_size': 17}},
+        {'protocol': record['protocol'] | {'max_train_examples': 5}},
+        {'seed': 9},
+    ):
+        write_record(demo.finetuning_folder / 'one.json', record | change)
+        assert count_done() == {}
+    write_record(demo.finetuning_folder / 'one.json', record)
+    assert list(count_done()) == ['fine-tuning demo at 6,400, demo_pair']
+
+
+def test_a_machine_shows_the_gpus_that_this_process_may_use(tmp_path, monkeypatch):
+    program = tmp_path / 'nvidia-smi'
+    program.write_text('#!/bin/sh\necho NVIDIA H100\necho NVIDIA H100\n')
+    program.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    assert find_device().count == 2
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '1')
+    assert find_device().count == 1
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+    assert find_device().name == CPU
 
 
 def test_measured_speed_takes_the_place_of_the_model(demo):
