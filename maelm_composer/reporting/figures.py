@@ -74,7 +74,7 @@ def draw_figure3(rows: Sequence[Row]) -> Figure:
                 panel.axvline(x, **DOTTED, color=style['color'])
         reached = [r.value for r in rows if r.column == f'{name}, interpolated' and r.value is not None]
         if reached and math.isfinite(reached[0]):
-            label_of_time = "MAE-LM reaches RoBERTa's final accuracy"
+            label_of_time = 'MAE-LM gets there'
             panel.axvline(reached[0], **DOTTED, color=STYLES['MAE-LM']['color'], label=label_of_time)
         for row in scores:
             if row.row == CONSTANT:
