@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,17 +86,19 @@ def test_a_killed_suite_ends_with_the_same_records(tmp_path):
     assert len([name for name in wanted if name.startswith('finetuning')]) == 6
     assert (whole / 'results/demo/report.html').exists()
 
-    killed, generator = prepare(tmp_path / 'killed'), random.Random(0)
-    for _ in range(10):
+    killed, generator, kills = prepare(tmp_path / 'killed'), random.Random(0), 0
+    while kills < 10:
         process = subprocess.Popen([*command, str(killed)], start_new_session=True)
         try:
-            process.wait(generator.uniform(0.2, 0.7) * seconds)
-            break
+            process.wait(generator.uniform(0.1, 0.5) * seconds)
+            assert read_records(killed) == wanted
+            for name in ('work', 'data', 'results/demo'):  # finished before the tenth: once more from nothing
+                shutil.rmtree(killed / name)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    else:
-        subprocess.run([*command, str(killed)], check=True)
+            kills += 1
+    subprocess.run([*command, str(killed)], check=True)
     assert read_records(killed) == wanted
 
 
