@@ -24,6 +24,7 @@ from maelm_composer.suite.steps import Suite, find_artefacts, load_suite
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'results'
 MADE = pytest.StashKey[list[str]]()  # artefacts of this session that ended well
+ACCURACY = pytest.StashKey[str]()  # the planner's, in words
 ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in ARTEFACTS}
 
 
@@ -52,6 +53,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if ACCURACY in config.stash:
+        terminalreporter.write_line(config.stash[ACCURACY])
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
@@ -89,9 +95,7 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
             ray.shutdown()
     if estimated and request.session.stash[MADE] == list_artefacts(request.session):
         took = time.monotonic() - start
-        reporter = request.config.pluginmanager.get_plugin('terminalreporter')
-        reporter.ensure_newline()
-        reporter.write_line(f'scale {suite.scale}: {describe_accuracy(estimated, took)}')
+        request.config.stash[ACCURACY] = f'scale {suite.scale}: {describe_accuracy(estimated, took)}'
 
 
 @pytest.fixture
