@@ -27,7 +27,6 @@ from maelm_composer.config import (
     TaskSource,
 )
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.tasks import GROUPS, find_task
 
 Config = TypeVar('Config', CorpusConfig, PretrainingConfig, FinetuningConfig, SuiteConfig)
 
@@ -201,8 +200,6 @@ def _check(config: Any) -> None:
                 data.source is not TaskSource.files or data.folder is not None,
                 'data.source is files, so data.folder must name the folder that holds glue/<task>/ and squad_v2/',
             )
-            for name in (*data.max_train_examples_of, *(config.sweep.search.keys() - GROUPS)):
-                find_task(name)
             _require(config.max_seq_len >= 16, f'max_seq_len {config.max_seq_len}: must be at least 16')
             _require(bool(seeds), 'sweep.seeds is empty: name at least one')
             _require(len(set(seeds)) == len(seeds), f'sweep.seeds {seeds}: a seed stands there twice')

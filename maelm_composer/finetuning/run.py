@@ -21,7 +21,7 @@ from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.finetuning.rank_curve import rank_of_inputs
 from maelm_composer.finetuning.saved_model import save_model
-from maelm_composer.finetuning.search import describe_protocol
+from maelm_composer.finetuning.search import check_names, describe_protocol
 from maelm_composer.finetuning.sources import load_task_data
 from maelm_composer.finetuning.squad import build_windows
 from maelm_composer.finetuning.tasks import SPAN, Task, find_task
@@ -87,6 +87,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> dict[str, Any]:
         InputError: the task, its data or the checkpoint cannot be used, or a loss is not finite. Nothing is written.
     """
     task = find_task(config.task)
+    check_names(config)
     if is_s3(config.save_folder):
         raise InputError(f'save_folder {config.save_folder}: must be a local or shared folder')
     folder = Path(config.save_folder)

@@ -12,7 +12,7 @@ from typing import Any
 
 from maelm_composer.config import EvaluationProtocol, FinetuningConfig, SearchSpace, SelectionProtocol
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.tasks import GLUE, SPAN, Task, find_task
+from maelm_composer.finetuning.tasks import GLUE, GROUPS, SPAN, Task, find_task
 from maelm_composer.recipe import to_plain
 from maelm_composer.statistics import Summary, summarize
 
@@ -74,10 +74,17 @@ def list_tasks(config: FinetuningConfig) -> list[Task]:
     Raises:
         InputError: none is named, or one is unknown.
     """
+    check_names(config)
     if not config.sweep.tasks and config.task is None:
         raise InputError('nothing to sweep over: give sweep.tasks or task in the recipe')
     names: list[str | None] = [*config.sweep.tasks] or [config.task]
     return [find_task(name) for name in dict.fromkeys(names)]
+
+
+def check_names(config: FinetuningConfig) -> None:
+    """Raise InputError where a key that should name a task, or a group of them, names none."""
+    for name in (*config.data.max_train_examples_of, *(config.sweep.search.keys() - GROUPS)):
+        find_task(name)
 
 
 def list_points(config: FinetuningConfig, task: Task) -> list[Point]:

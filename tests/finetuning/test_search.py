@@ -90,6 +90,14 @@ def test_what_cannot_be_planned_is_said():
     config.sweep.tasks = ['rte', 'colla']
     with pytest.raises(InputError, match='did you mean cola'):
         list_tasks(config)
+    config.sweep.tasks = ['rte']
+    config.sweep.search['mrcp'] = SearchSpace()
+    with pytest.raises(InputError, match=r'unknown task mrcp; did you mean mrpc\?'):
+        list_tasks(config)
+    del config.sweep.search['mrcp']
+    config.data.max_train_examples_of['mnly'] = 10
+    with pytest.raises(InputError, match=r'unknown task mnly; did you mean mnli\?'):
+        list_tasks(config)
 
 
 def test_the_best_point_is_repeated_on_the_other_seeds():
