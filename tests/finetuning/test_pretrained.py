@@ -82,8 +82,11 @@ def test_the_tokenizer_reads_special_tokens_as_text(run):
 
 def test_reading_leaves_cuda_alone(run, monkeypatch):
     # A sweep's worker reads a checkpoint to plan; what CUDA saw then it would see in the run that comes after.
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: pytest.fail('asked for a GPU'))
-    load_pretrained(str(run))
+    asked = []
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: bool(asked.append('for a GPU')))
+    encoder = load_pretrained(str(run)).encoder
+    assert asked == []
+    assert {weight.device.type for weight in encoder.parameters()} == {'cpu'}
 
 
 def test_dropout_replaces_that_of_the_checkpoint(run):

@@ -45,24 +45,29 @@ def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
     assert sum_seconds(fast) < sum_seconds(items)
 
 
+def make_finetuning(suite):
+    """What decides whether a record of MAE-LM's last checkpoint counts."""
+    config = dataclasses.replace(suite.load_finetuning(MAE_LM, 6400, ['demo_pair']), task='demo_pair')
+    (point,) = list_points(config, find_task('demo_pair'))
+    return {
+        'status': 'finished',
+        'task': 'demo_pair',
+        'seed': 1,
+        'checkpoint': {'run_name': 'demo', 'samples': 6400},
+        'point': dataclasses.asdict(point),
+        'protocol': describe_protocol(config) | {'max_seq_len': 64},  # the checkpoint's own
+    }
+
+
 def test_records_are_found(demo):
     artefacts = find_artefacts(['figure1', 'figure3'])
     before = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     run = make_run('demo', identity=identify(demo.load_pretraining(MAE_LM), 'any rows'))
     write_record(demo.run_folder(MAE_LM) / 'record.json', run)
-    checkpoint = {'run_name': 'demo', 'samples': 6400}
-    config = dataclasses.replace(demo.load_finetuning(MAE_LM, 6400, ['demo_pair']), task='demo_pair')
-    (point,) = list_points(config, find_task('demo_pair'))
-    record = {
-        'status': 'finished',
-        'task': 'demo_pair',
-        'checkpoint': checkpoint,
-        'point': dataclasses.asdict(point),
-        'protocol': describe_protocol(config) | {'max_seq_len': 64},  # the checkpoint's own
-    }
+    record = make_finetuning(demo)
     for seed in (1, 2):
         write_record(demo.finetuning_folder / f'{seed}.json', record | {'seed': seed})
-    failed = record | {'status': 'failed', 'seed': 1, 'checkpoint': checkpoint | {'samples': 1600}}
+    failed = record | {'status': 'failed', 'seed': 1, 'checkpoint': {'run_name': 'demo', 'samples': 1600}}
     write_record(demo.finetuning_folder / 'failed.json', failed)
     write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 6400}})
     after = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
@@ -75,12 +80,7 @@ def test_records_are_found(demo):
 def test_records_of_another_recipe_do_not_count(demo):
     artefacts = find_artefacts(['figure3'])
     identity = identify(demo.load_pretraining(MAE_LM), 'any rows')
-    config = dataclasses.replace(demo.load_finetuning(MAE_LM, 6400, ['demo_pair']), task='demo_pair')
-    (point,) = list_points(config, find_task('demo_pair'))
-    record = {
-        **{'status': 'finished', 'task': 'demo_pair', 'checkpoint': {'run_name': 'demo', 'samples': 6400}, 'seed': 1},
-        **{'point': dataclasses.asdict(point), 'protocol': describe_protocol(config)},
-    }
+    record = make_finetuning(demo)
 
     def count_done():
         return {item.name: item.done for item in plan_suite(demo, artefacts, SLOW) if item.done and item.step.model}
