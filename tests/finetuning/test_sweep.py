@@ -44,6 +44,10 @@ from maelm_composer.finetuning.sweep import sweep_and_print
 from maelm_composer.recipe import load_config
 sys.exit(sweep_and_print(load_config(FinetuningConfig, ['recipe.yaml'], sys.argv[1:])))
 """
+WITH_ONE_GPU = """
+import ray
+ray.init(address='local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+"""
 
 
 @pytest.fixture(scope='module')
@@ -77,11 +81,11 @@ def start(folder):
     """Start a driver as another process: in the Ray at ``cluster``, or in one that it brings up itself."""
     processes = []
 
-    def start_driver(*overrides: str, cluster: str | None = None) -> subprocess.Popen:
+    def start_driver(*overrides: str, cluster: str | None = None, before: str = '') -> subprocess.Popen:
         environment = {key: value for key, value in os.environ.items() if key != 'RAY_ADDRESS'}
         if cluster is not None:
             environment['RAY_ADDRESS'] = cluster
-        command = [sys.executable, '-c', DRIVER, *overrides]
+        command = [sys.executable, '-c', before + DRIVER, *overrides]
         process = subprocess.Popen(
             command,
             env=environment,
@@ -269,6 +273,24 @@ def test_a_killed_driver_loses_no_more_than_the_runs_in_flight(undisturbed, star
     sweep(recipe('save_folder=driver'))
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert outcomes('driver') == outcomes('undisturbed')
+
+
+@pytest.mark.slow
+def test_runs_share_a_gpu_that_ray_hands_out(start):
+    """What Ray gives and what is charged for it; what a run does with a GPU is for the tests that need one."""
+    one_point = (f'{LEARNING_RATES}=[1e-3]', 'sweep.search.glue_small.warmup_proportion=[0.06]', 'sweep.tasks=[cola]')
+    driver = start('save_folder=halves', *one_point, 'sweep.gpus_per_run=0.5', before=WITH_ONE_GPU)
+    out, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, out
+    records = load_records('halves')
+    assert [record['status'] for record in records] == ['finished'] * 3
+    for record in records:
+        seconds = record['training_seconds'] + record['evaluation_seconds']
+        assert record['device_hours'] == pytest.approx(0.5 * seconds / 3600)
+
+    driver = start('save_folder=never', *one_point, 'sweep.gpus_per_run=2', before=WITH_ONE_GPU)
+    out, _ = driver.communicate(timeout=120)
+    assert 'sweep.gpus_per_run 2: Ray has 2 cores and 1 GPUs' in out.replace('\n', ' ')
 
 
 @pytest.mark.slow

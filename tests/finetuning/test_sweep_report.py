@@ -1,5 +1,6 @@
 """What a sweep prints: whole words and numbers, whoever reads them."""
 
+import os
 import re
 
 from maelm_composer.finetuning.search import Point, SweepResult, TaskResult
@@ -56,3 +57,25 @@ def test_where_nobody_looks_on_it_is_a_line_a_run(capsys):
         '[1/68] rte, lr 2e-05, batch 16, epochs 3, warm-up 0.06, seed 1: 60.00 %',
         '[2/68] rte, lr 2e-05, batch 16, epochs 3, warm-up 0.06, seed 2: the loss is not finite at step [3]',
     ]
+
+
+def test_on_a_terminal_it_is_a_table_and_a_line_only_for_a_failure(monkeypatch):
+    done = []
+    master, slave = os.openpty()
+    with os.fdopen(slave, 'w') as terminal:
+        monkeypatch.setattr('sys.stderr', terminal)
+        for name, value in (('TERM', 'xterm'), ('COLUMNS', '120'), ('NO_COLOR', '1')):
+            monkeypatch.setenv(name, value)
+        with Progress(lambda: [Standing(find_task('rte'), 68, done, 2, 66.0, 1.0 * len(done))]) as progress:
+            for record in (make_record('rte', 0.6), make_record('rte', 0.7), make_record('rte', None, 3, 'failed')):
+                done.append(record)
+                progress.announce(record)
+            progress.refresh()
+            screen = os.read(master, 1 << 16).decode()
+    os.close(master)
+    lines = [re.sub(r'\x1b\[[^A-Za-z]*[A-Za-z]', '', line).strip() for line in screen.splitlines()]
+    assert [line for line in lines if line.startswith('[')] == [
+        '[3/68] rte, lr 2e-05, batch 16, epochs 3, warm-up 0.06, seed 3: the loss is not finite at step [3]'
+    ]
+    assert ['rte', '3/68', '2', '1', '70.00', '50.00'] in [line.split() for line in lines]
+    assert any(re.search(r'so far, about \d+ min \d\d s left', line) for line in lines)
