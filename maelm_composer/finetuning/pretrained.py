@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,8 @@ _DROPOUTS = {
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'dropout', 'attention_dropout'),
     *('hidden_dropout', 'embedding_dropout', 'mlp_dropout'),
 }
+# Of a config, what says where it came from and decides nothing.
+_ORIGIN_OF_A_CONFIG = {'_name_or_path', 'name_or_path', 'transformers_version', 'torch_dtype', 'dtype', 'architectures'}
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         is_maelm = settings.get('model_type') == MaelmConfig.model_type
         config_class, model_class = (MaelmConfig, MaelmModel) if is_maelm else (AutoConfig, AutoModel)
         theirs = config_class.from_pretrained(name)
+        architecture = {key: value for key, value in theirs.to_dict().items() if key not in _ORIGIN_OF_A_CONFIG}
         if dropout is not None:
             _set_dropout(name, theirs, dropout)
         model, info = model_class.from_pretrained(
@@ -173,7 +177,8 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         encoder = build_encoder(config, ours, name)
     rows = getattr(theirs, 'max_position_embeddings', None) or tokenizer.model_max_length
     max_seq_len = int(rows) - position_offset(theirs)
-    identity = _identify(name, _hash_tensors(weights), {}, 'huggingface' if config is None else 'ours')
+    digest = _hash_content(weights, architecture, tokenizer.backend_tokenizer.to_str())
+    identity = _identify(name, digest, {}, 'huggingface' if config is None else 'ours')
     tokenizer = _set_to_raw_text(tokenizer)
     return Pretrained(encoder, theirs.hidden_size, max_seq_len, theirs.vocab_size, tokenizer, identity, config)
 
@@ -208,9 +213,9 @@ def _set_to_raw_text(tokenizer: Any) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _hash_tensors(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 (hex) of names, shapes and fp32 values, however they are spread over files."""
-    digest = hashlib.sha256()
+def _hash_content(weights: Mapping[str, Tensor], architecture: dict[str, Any], tokenizer: str) -> str:
+    """SHA-256 (hex) of names, shapes and fp32 values, however they are spread over files, config and tokenizer."""
+    digest = hashlib.sha256(json.dumps([architecture, tokenizer], sort_keys=True, default=str).encode())
     for name, value in sorted(weights.items()):
         digest.update(f'{name} {tuple(value.shape)}\n'.encode())
         digest.update(value.float().contiguous().numpy().tobytes())

@@ -227,6 +227,19 @@ class TestHuggingFace:
         assert [p.identity['implementation'] for p in (ours, theirs)] == ['ours', 'huggingface']
         assert theirs.config is None
 
+    def test_what_decides_its_hash(self, stock, tmp_path):
+        def hash_after(changed: str, before: str, after: str) -> str:
+            folder = shutil.copytree(stock, tmp_path / 'copy', dirs_exist_ok=True)
+            text = (stock / changed).read_text()
+            assert before in text
+            (folder / changed).write_text(text.replace(before, after))
+            return load_pretrained(str(folder)).identity['hash']
+
+        unchanged = load_pretrained(str(stock), dropout=0.3).identity['hash']
+        assert hash_after('config.json', '"transformers_version": "', '"transformers_version": "0') == unchanged
+        assert hash_after('config.json', '"layer_norm_eps": 1e-', '"layer_norm_eps": 2e-') != unchanged
+        assert hash_after('tokenizer.json', '"use_regex": true', '"use_regex": false') != unchanged
+
     def test_dropout_reaches_both(self, stock):
         ours, theirs = (load_pretrained(str(stock), Implementation[name], 0.3) for name in ('ours', 'huggingface'))
         assert ours.encoder.layers[0].dropout.p == ours.config.attention_probs_dropout_prob == 0.3
