@@ -5,12 +5,12 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from composer import Trainer
-from composer.devices import DeviceCPU, DeviceGPU
+from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.loggers import LoggerDestination, MLFlowLogger, ProgressBarLogger, TensorboardLogger, WandBLogger
 from composer.utils import dist
 from rich.console import Console
@@ -62,18 +62,29 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     _share_cores()
     keep_freed_memory()
     follow_launcher()
-    loggers = _build_loggers(config)
-    manifest = load_manifest(config.data.remote)
-    collator = build_collator(config)
-    plan = _build_plan(config, manifest, collator)
-    folder = RunFolder(config.save_folder, config.run_name)
-    with hold(folder.local, 'run') if dist.get_global_rank() == 0 else contextlib.nullcontext():
-        return _train(config, folder, manifest, collator, plan, loggers)
+    # Composer's own default is TF32, which is not what training.precision=fp32 says.
+    device = DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
+    if dist.get_world_size() > 1 or config.training.sharding is not Sharding.ddp:
+        dist.initialize_dist(device, timeout=DIST_TIMEOUT_SECONDS)
+    with contextlib.ExitStack() as held:
+        with _refusing_together():
+            loggers = _build_loggers(config)
+            manifest = load_manifest(config.data.remote)
+            collator = build_collator(config)
+            plan = _build_plan(config, manifest, collator)
+            folder, record = RunFolder(config.save_folder, config.run_name), {}
+            if dist.get_global_rank() == 0:
+                held.enter_context(hold(folder.local, 'run'))
+                folder.assert_writable()
+                record = assert_same_run(folder, identify(config, manifest.content_hash))
+        return _train(config, device, folder, record, manifest, collator, plan, loggers)
 
 
 def _train(
     config: PretrainingConfig,
+    device: Device,
     folder: RunFolder,
+    record: dict[str, Any],
     manifest: Manifest,
     collator: MaskingCollator,
     plan: Plan,
@@ -81,15 +92,7 @@ def _train(
 ) -> dict[str, Any]:
     is_first, is_sharded = dist.get_global_rank() == 0, config.training.sharding is not Sharding.ddp
     say = Console(highlight=False, soft_wrap=True, quiet=not is_first).print
-    # Composer's own default is TF32, which is not what training.precision=fp32 says.
-    device = DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
     identity = identify(config, manifest.content_hash)
-    if is_first:
-        folder.assert_writable()
-    record = assert_same_run(folder, identity) if is_first else {}
-    if dist.get_world_size() > 1 or is_sharded:
-        dist.initialize_dist(device, timeout=DIST_TIMEOUT_SECONDS)
-
     counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
     model = build_model(config.model, config.seed, counts)
     attention = model.select_attention(config.training.attention, find_device().type)
@@ -175,6 +178,18 @@ def _train(
         record = finish_record(folder, record, plan, clock.seconds, log.last_eval)
         say(_summary(config, record))
     return record
+
+
+@contextlib.contextmanager
+def _refusing_together() -> Iterator[None]:
+    """What one rank refuses in the body, all refuse after it: the launcher ends only the ranks of its own node."""
+    refusal = None
+    try:
+        yield
+    except InputError as error:
+        refusal = str(error)
+    if reasons := [reason for reason in dist.all_gather_object(refusal) if reason]:
+        raise InputError(reasons[0])
 
 
 def _build_plan(config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator) -> Plan:

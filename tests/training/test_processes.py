@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from maelm_composer.errors import InputError
+from maelm_composer.lock import hold
 from maelm_composer.training.run import pretrain
 
 EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
@@ -60,3 +62,23 @@ def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, sta
     assert process.returncode == 2
     assert out.count('error: training.global_train_batch_size 31 is not divisible by 2 ranks') >= 1
     assert 'Traceback' not in out
+
+
+@pytest.mark.slow
+def test_what_one_node_refuses_ends_all_nodes(recipe, start, monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    common = {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+    arguments = ('recipe.yaml', 'save_folder=busy')
+    with hold(Path('busy').absolute(), 'run'):
+        nodes = []
+        for node in range(2):
+            for name, value in (common | {'RANK': node, 'NODE_RANK': node}).items():
+                monkeypatch.setenv(name, str(value))
+            nodes.append(start(*arguments))
+        for process in nodes:
+            out, _ = process.communicate(timeout=100)
+            assert process.returncode == 2, out
+            assert out.count('error: another run is at work in') == 1
+            assert 'Traceback' not in out
