@@ -113,7 +113,8 @@ Checkpoint = Annotated[str, typer.Argument(help='A run folder, local or s3://, o
 
 @app.command()
 def export(
-    checkpoint: Checkpoint, folder: Annotated[str, typer.Argument(help='Where to; empty or not there yet.')]
+    checkpoint: Annotated[str, typer.Argument(help='A run folder, local or s3://, or a fine-tuned model.')],
+    folder: Annotated[str, typer.Argument(help='Where to; empty or not there yet.')],
 ) -> None:
     """Write an encoder, or a fine-tuned model, as a Hugging Face folder."""
     from maelm_composer.finetuning.export import export as write

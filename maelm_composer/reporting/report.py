@@ -25,6 +25,8 @@ BUILDERS: dict[str, Callable[[Book], list[Row]]] = {
     'training': build_training,
 }
 
+PUBLISHED = Path('results/paper')  # of the checkout, wherever the measured results lie
+
 
 def report(scale: str, results: Path) -> Path:
     """Make every CSV, figure and the page of ``results``/``scale`` again from its records; returns the page's path.
@@ -46,5 +48,5 @@ def report(scale: str, results: Path) -> Path:
 
 def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
     """Rows of every artefact, in the order of :data:`ARTEFACTS`."""
-    found = load_evidence(results / scale, scale), load_published(results / 'paper')
+    found = load_evidence(results / scale, scale), load_published(PUBLISHED)
     return {artefact.name: BUILDERS[artefact.name](Book(artefact.name, *found)) for artefact in ARTEFACTS}

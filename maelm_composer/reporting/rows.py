@@ -101,7 +101,7 @@ def load_published(folder: Path) -> dict[tuple[str, str, str], float]:
     """The paper's numbers, (setting, row, column) -> value, of every CSV in ``folder``."""
     paths = sorted(folder.glob('*.csv'))
     if not paths:
-        raise InputError(f'no published numbers in {folder}: results/paper/*.csv belong to the source tree')
+        raise InputError(f'no published numbers in {folder}: start in the checkout of the source')
     published: dict[tuple[str, str, str], float] = {}
     for path in paths:
         for line in read_csv(path):  # Table 1 and Table 2 both give GLUE averages of the same models, and agree

@@ -1,6 +1,6 @@
 """What a number says about the paper's claim, in words: never more than its interval allows."""
 
-from maelm_composer.reporting.artefacts import SETTINGS
+from maelm_composer.reporting.artefacts import DEMO, SETTINGS
 from maelm_composer.reporting.estimate import Estimate
 
 NOT_COMPARABLE = "not comparable with the paper's absolute numbers"
@@ -44,5 +44,7 @@ def judge_claim(scale: str, found: Estimate, expects_more: bool, repeats: str = 
 
 
 def qualify(scale: str, text: str) -> str:
-    """``text``, and below the paper's scales what may not be read into it."""
+    """``text``, and below the paper's scales what may not be read into it; of demo tasks nothing may."""
+    if scale == DEMO:
+        text = f'{UNDECIDED}: demo tasks are evidence of nothing'
     return text if is_comparable(scale) else f'{text}; {NOT_COMPARABLE}'

@@ -29,7 +29,7 @@ from maelm_composer.config import TrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.records import write_json
 from maelm_composer.training.callbacks import TrainingClock
-from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder
+from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder, refusing_together
 
 WEIGHTS = 'model.safetensors'
 PROGRESS = 'progress.json'
@@ -169,19 +169,21 @@ def find_checkpoint(folder: RunFolder, model: nn.Module, is_sharded: bool) -> Ch
     Raises:
         InputError: it holds other weights than this model's, or was written under another kind of sharding.
     """
-    names = [folder.latest() if dist.get_global_rank() == 0 else None]
+    with refusing_together():
+        names = [folder.latest() if dist.get_global_rank() == 0 else None]
     dist.broadcast_object_list(names, src=0)
     if names[0] is None:
         return None
     checkpoint = folder.fetch(names[0])
-    _assert_fits(checkpoint / WEIGHTS, model)
-    state = checkpoint / ('state' if is_sharded else 'state.pt')
-    if not state.exists():
-        raise InputError(
-            f'{checkpoint} was written with training.sharding '
-            f'{"ddp" if is_sharded else "shard_grad_op or full_shard"}: go on with it, or choose another run_name'
-        )
-    progress = json.loads((checkpoint / PROGRESS).read_text(encoding='utf-8'))
+    with refusing_together():  # a node may not see the disk of the others
+        _assert_fits(checkpoint / WEIGHTS, model)
+        state = checkpoint / ('state' if is_sharded else 'state.pt')
+        if not state.exists():
+            raise InputError(
+                f'{checkpoint} was written with training.sharding '
+                f'{"ddp" if is_sharded else "shard_grad_op or full_shard"}: go on with it, or choose another run_name'
+            )
+        progress = json.loads((checkpoint / PROGRESS).read_text(encoding='utf-8'))
     return Checkpoint(state, progress['samples'], progress['training_seconds'])
 
 

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ from maelm_composer.training.checkpoints import Checkpoints, drop_callbacks, fin
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule
 from maelm_composer.training.plan import Plan
-from maelm_composer.training.run_folder import RunFolder
+from maelm_composer.training.run_folder import RunFolder, refusing_together
 from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify
 from maelm_composer.training.scaling import count_visible
 from maelm_composer.training.sharding import GradientAverage, build_parallelism
@@ -67,7 +67,7 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     if dist.get_world_size() > 1 or config.training.sharding is not Sharding.ddp:
         dist.initialize_dist(device, timeout=DIST_TIMEOUT_SECONDS)
     with contextlib.ExitStack() as held:
-        with _refusing_together():
+        with refusing_together():
             loggers = _build_loggers(config)
             manifest = load_manifest(config.data.remote)
             collator = build_collator(config)
@@ -178,18 +178,6 @@ def _train(
         record = finish_record(folder, record, plan, clock.seconds, log.last_eval)
         say(_summary(config, record))
     return record
-
-
-@contextlib.contextmanager
-def _refusing_together() -> Iterator[None]:
-    """What one rank refuses in the body, all refuse after it: the launcher ends only the ranks of its own node."""
-    refusal = None
-    try:
-        yield
-    except InputError as error:
-        refusal = str(error)
-    if reasons := [reason for reason in dist.all_gather_object(refusal) if reason]:
-        raise InputError(reasons[0])
 
 
 def _build_plan(config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator) -> Plan:

@@ -7,8 +7,10 @@
     samples-000051200/          model.safetensors  progress.json  state.pt (or state/, one shard a rank)
 """
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from composer.utils import dist
@@ -111,11 +113,11 @@ class RunFolder:
     def fetch(self, name: str) -> Path:
         """A checkpoint as a local folder, on every node. Called by every rank."""
         folder = self.local / name
-        if self.is_remote and dist.get_local_rank() == 0:
-            url = join(self.uri, name)
-            for file in list_names(url, recursive=True):
-                download(join(url, file), folder / file)
-        dist.barrier()
+        with refusing_together():
+            if self.is_remote and dist.get_local_rank() == 0:
+                url = join(self.uri, name)
+                for file in list_names(url, recursive=True):
+                    download(join(url, file), folder / file)
         return folder
 
     def forget(self, name: str) -> None:
@@ -123,3 +125,18 @@ class RunFolder:
         dist.barrier()
         if self.is_remote and dist.get_local_rank() == 0:
             shutil.rmtree(self.local / name)
+
+
+@contextlib.contextmanager
+def refusing_together() -> Iterator[None]:
+    """What one rank refuses in the body, all refuse at its end, which they reach together.
+
+    The launcher ends only the ranks of its own node; the others would wait for what was refused. Called by every rank.
+    """
+    refusal = None
+    try:
+        yield
+    except (InputError, OSError) as error:
+        refusal = error if isinstance(error, InputError) else InputError(str(error))
+    if refusals := [str(other) for other in dist.all_gather_object(refusal) if other is not None]:
+        raise InputError(refusals[0]) from refusal

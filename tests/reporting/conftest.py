@@ -7,7 +7,6 @@ import pytest
 
 from maelm_composer.reporting.artefacts import ABLATIONS, DELTAS, ROBERTA, Role, tasks_of
 
-ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = (100, 200, 400)  # of the checkpoints
 SEEDS = (1, 2, 3, 4, 5)
 LAYERS = 3
@@ -32,9 +31,6 @@ class Archive:
     def __init__(self, results: Path, scale: str) -> None:
         self.results, self.scale = results, scale
         self.records = results / scale / 'records'
-        (results / 'paper').mkdir(parents=True, exist_ok=True)
-        for path in (ROOT / 'results' / 'paper').glob('*.csv'):
-            (results / 'paper' / path.name).write_bytes(path.read_bytes())
 
     def write(self, kind: str, name: str, record: dict) -> Path:
         path = self.records / kind / f'{name}.json'

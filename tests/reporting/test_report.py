@@ -54,8 +54,7 @@ def test_made_again_in_another_process_without_torch_it_is_the_same_to_the_byte(
 
 def test_the_committed_results_are_what_their_records_say(tmp_path):
     committed = Path(__file__).resolve().parents[2] / 'results'
-    for name in ('small', 'paper'):
-        shutil.copytree(committed / name, tmp_path / name)
+    shutil.copytree(committed / 'small', tmp_path / 'small')
     report('small', tmp_path)
     assert hash_files(tmp_path / 'small') == hash_files(committed / 'small')
 

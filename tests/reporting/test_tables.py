@@ -7,8 +7,9 @@ import pytest
 
 from maelm_composer.errors import InputError
 from maelm_composer.reporting.artefacts import MAE_LM
-from maelm_composer.reporting.estimate import estimate, slope_weights
+from maelm_composer.reporting.estimate import Estimate, estimate, slope_weights
 from maelm_composer.reporting.report import build_tables
+from maelm_composer.reporting.verdicts import judge_claim
 from maelm_composer.statistics import summarize
 
 
@@ -52,6 +53,18 @@ def test_table1(full):
     assert gap.low > 0
     assert gap.verdict.startswith('holds: 5 fine-tuning seeds, one pretraining seed; not comparable')
     assert gap.source == 'measured'
+
+
+@pytest.mark.parametrize(
+    'scale, verdict',
+    [
+        ('demo', "undecided: demo tasks are evidence of nothing; not comparable with the paper's absolute numbers"),
+        ('small', "holds: 5 fine-tuning seeds, one pretraining seed; not comparable with the paper's absolute numbers"),
+        ('base', 'holds: 5 fine-tuning seeds, one pretraining seed'),
+    ],
+)
+def test_a_verdict_says_no_more_than_its_scale_allows(scale, verdict):
+    assert judge_claim(scale, Estimate(1.0, 0.5, 2.0, 5), expects_more=True) == verdict
 
 
 def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
