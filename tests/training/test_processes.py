@@ -65,20 +65,23 @@ def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, sta
 
 
 @pytest.mark.slow
-def test_what_one_node_refuses_ends_all_nodes(recipe, start, monkeypatch):
+@pytest.mark.parametrize(
+    'save_folder, reason', [('busy', 'another run is at work in'), ('file', '[Errno 17] File exists')]
+)
+def test_what_one_node_refuses_ends_all_nodes(recipe, start, monkeypatch, save_folder, reason):
+    Path('file').touch()
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         port = probe.getsockname()[1]
     common = {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
-    arguments = ('recipe.yaml', 'save_folder=busy')
     with hold(Path('busy').absolute(), 'run'):
         nodes = []
         for node in range(2):
             for name, value in (common | {'RANK': node, 'NODE_RANK': node}).items():
                 monkeypatch.setenv(name, str(value))
-            nodes.append(start(*arguments))
+            nodes.append(start('recipe.yaml', f'save_folder={save_folder}'))
         for process in nodes:
             out, _ = process.communicate(timeout=100)
             assert process.returncode == 2, out
-            assert out.count('error: another run is at work in') == 1
+            assert out.count(f'error: {reason}') == 1
             assert 'Traceback' not in out
