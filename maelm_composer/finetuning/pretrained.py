@@ -149,7 +149,7 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         is_maelm = settings.get('model_type') == MaelmConfig.model_type
         config_class, model_class = (MaelmConfig, MaelmModel) if is_maelm else (AutoConfig, AutoModel)
         theirs = config_class.from_pretrained(name)
-        architecture = {key: value for key, value in theirs.to_dict().items() if key not in _ORIGIN_OF_A_CONFIG}
+        architecture = {key: value for key, value in theirs.to_diff_dict().items() if key not in _ORIGIN_OF_A_CONFIG}
         if dropout is not None:
             _set_dropout(name, theirs, dropout)
         model, info = model_class.from_pretrained(

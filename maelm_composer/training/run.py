@@ -72,16 +72,18 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
             manifest = load_manifest(config.data.remote)
             collator = build_collator(config)
             plan = _build_plan(config, manifest, collator)
+            identity = identify(config, manifest.content_hash)
             folder, record = RunFolder(config.save_folder, config.run_name), {}
             if dist.get_global_rank() == 0:
                 held.enter_context(hold(folder.local, 'run'))
                 folder.assert_writable()
-                record = assert_same_run(folder, identify(config, manifest.content_hash))
-        return _train(config, device, folder, record, manifest, collator, plan, loggers)
+                record = assert_same_run(folder, identity)
+        return _train(config, identity, device, folder, record, manifest, collator, plan, loggers)
 
 
 def _train(
     config: PretrainingConfig,
+    identity: dict[str, Any],
     device: Device,
     folder: RunFolder,
     record: dict[str, Any],
@@ -92,7 +94,6 @@ def _train(
 ) -> dict[str, Any]:
     is_first, is_sharded = dist.get_global_rank() == 0, config.training.sharding is not Sharding.ddp
     say = Console(highlight=False, soft_wrap=True, quiet=not is_first).print
-    identity = identify(config, manifest.content_hash)
     counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
     model = build_model(config.model, config.seed, counts)
     attention = model.select_attention(config.training.attention, find_device().type)

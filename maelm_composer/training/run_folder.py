@@ -137,6 +137,7 @@ def refusing_together() -> Iterator[None]:
     try:
         yield
     except (InputError, OSError) as error:
-        refusal = error if isinstance(error, InputError) else InputError(str(error))
-    if refusals := [str(other) for other in dist.all_gather_object(refusal) if other is not None]:
-        raise InputError(refusals[0]) from refusal
+        refusal = str(error)
+    for reason in dist.all_gather_object(refusal):
+        if reason is not None:
+            raise InputError(reason)
