@@ -19,7 +19,7 @@ from maelm_composer.model.relative_position import RelativePositionBias
 
 class MaskedLMOutput(NamedTuple):
     loss: Tensor  # scalar, nats: mean over the predicted tokens of the batch, fp32
-    logits: Tensor  # (B, M, V)
+    logits: Tensor  # (B, M, V), without gradient: a compiled step would fill one of its size with zeros
     labels: Tensor  # (B, M); -100 in an unused slot
 
 
@@ -45,7 +45,7 @@ class MaskedLanguageModel(nn.Module):
         logits = self.head(hidden, token_embeddings.weight)
         labels = functional.pad(batch['labels'], (0, 1), value=-100).gather(1, masked_index)
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        return MaskedLMOutput(loss, logits, labels)
+        return MaskedLMOutput(loss, logits.detach(), labels)
 
     def select_attention(self, requested: AttentionBackend, device_type: str) -> dict[str, str]:
         """Attend as ``attention.choose_backend`` says from now on; returns the name of its choice for each stack."""

@@ -6,17 +6,22 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.testing import assert_close
 
 from maelm_composer.config import AttentionBackend
-from maelm_composer.model.attention import build_flex_bias, choose_backend
+from maelm_composer.model.attention import attend, build_flex_bias, choose_backend
 from maelm_composer.model.maelm import build_model
 
 AUTO, DENSE, SDPA, FLEX = AttentionBackend
 DECODER_WITH_BIAS = {'relative_position_buckets': 16}
+# Compiled, the dense attention is written in another way.
+on_every_way_to_attend = pytest.mark.parametrize('backend, compiled', [(SDPA, False), (FLEX, False), (DENSE, True)])
 
 
-def run(model_config, batch, backend, device='cpu', dtype=None):
+def run(model_config, batch, backend, device='cpu', dtype=None, compiled=False):
     """Loss and every parameter's gradient, of the same weights whatever the backend."""
     model = build_model(model_config, seed=3).to(device)
     assert set(model.select_attention(backend, device).values()) == {backend.name}
+    if compiled:
+        torch.compiler.reset()
+        model.compile(fullgraph=True, dynamic=False, backend='aot_eager')
     with torch.autocast(device, dtype, enabled=dtype is not None):
         loss = model({name: tensor.to(device) for name, tensor in batch.items()}).loss
     loss.backward()
@@ -32,32 +37,41 @@ def assert_equal_training(actual, expected, tolerance):
         assert_close(actual[1][name] / (scale + 1e-6), gradient / (scale + 1e-6), rtol=0, atol=max(tolerance, 1e-5))
 
 
-@pytest.mark.parametrize('backend', [SDPA, FLEX])
+@on_every_way_to_attend
 @pytest.mark.parametrize('buckets', [0, 16])
 @pytest.mark.parametrize('has_decoder', [True, False])
-def test_backends_train_alike(config, make_batch, backend, buckets, has_decoder):
+def test_backends_train_alike(config, make_batch, backend, compiled, buckets, has_decoder):
     """Packed and padded rows, gaps in the positions, the last layer's shortcut; the bias table's gradient too."""
     decoder = DECODER_WITH_BIAS if buckets else {}
     model_config = config(has_decoder, decoder, relative_position_buckets=buckets)
     batch = make_batch(model_config, encoder_mask_fraction=0.5 if has_decoder else 1.0)
     expected = run(model_config, batch, DENSE)
-    assert_equal_training(run(model_config, batch, backend), expected, 1e-5)
+    assert_equal_training(run(model_config, batch, backend, compiled=compiled), expected, 1e-5)
     if buckets:
         assert expected[1]['encoder.relative_position.weight'].abs().max() > 0
 
 
-@pytest.mark.parametrize('backend', [SDPA, FLEX])
-def test_backends_train_alike_in_bf16(config, make_batch, backend):
+@on_every_way_to_attend
+def test_backends_train_alike_in_bf16(config, make_batch, backend, compiled):
     model_config = config(True, DECODER_WITH_BIAS)
     batch = make_batch(model_config)
     expected = run(model_config, batch, DENSE, dtype=torch.bfloat16)
-    actual = run(model_config, batch, backend, dtype=torch.bfloat16)
+    actual = run(model_config, batch, backend, dtype=torch.bfloat16, compiled=compiled)
     assert_close(actual[0], expected[0], rtol=2e-2, atol=0)
     exact = run(model_config, batch, DENSE)[1]
     for name, gradient in actual[1].items():
         off, reference_off = ((g - exact[name]).norm() / exact[name].norm() for g in (gradient, expected[1][name]))
         # Where rounding alone moves the reference (a key's bias has no true gradient), it may move this one as far.
         assert off <= max(2e-2, 2 * reference_off), name
+
+
+@pytest.mark.parametrize('compiled', [True, False])
+def test_dropout_leaves_the_mean_of_the_probabilities(compiled):
+    query, key = torch.randn(2, 8, 2, 256, 16, generator=torch.Generator().manual_seed(0))
+    kernel = torch.compile(attend, fullgraph=True, backend='aot_eager') if compiled else attend
+    sums = kernel(query, key, torch.ones(8, 2, 256, 16), torch.zeros(8, 1, 256, 256), 0.5, DENSE)[..., 0]
+    assert sums.std() > 0.05
+    assert_close(sums.mean(), torch.tensor(1.0), rtol=0, atol=0.01)
 
 
 @pytest.mark.gpu
