@@ -85,25 +85,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Bias, dropout: float
     bias = bias.to(query.dtype)
     if backend is AttentionBackend.sdpa:
         return functional.scaled_dot_product_attention(query, key, value, bias, dropout)
+    # The bias goes into the product's own accumulator: no pass over the scores, and none rounded twice in bf16.
     heads = query.shape[:2]
-    query, key, value, bias = (part.flatten(0, 1) for part in (query, key, value, bias.expand(*heads, -1, -1)))
-    scale = query.shape[-1] ** -0.5
-    if torch.compiler.is_compiling():
-        # All between the two products becomes one pass over the scores, in fp32; what is divided by the sum, and what
-        # the gradient's own sum runs over, is the result, of head size, in place of the scores, of length.
-        scores = torch.bmm(query * scale, key.transpose(1, 2)) + bias
-        probabilities = (scores - scores.detach().amax(-1, keepdim=True)).exp()
-        total = probabilities.sum(-1, keepdim=True, dtype=torch.float32)
-    else:
-        # The bias goes into the product's own accumulator: no pass over the scores, and none rounded twice in bf16.
-        probabilities = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale).softmax(-1)
-        total = None
+    scores = torch.baddbmm(
+        bias.expand(*heads, -1, -1).flatten(0, 1),
+        query.flatten(0, 1),
+        key.flatten(0, 1).transpose(1, 2),
+        alpha=query.shape[-1] ** -0.5,
+    )
+    probabilities = scores.softmax(-1)
     if dropout:
         probabilities = functional.dropout(probabilities, dropout)
-    attended = torch.bmm(probabilities, value)
-    if total is not None:
-        attended = (attended / total).to(value.dtype)
-    return attended.unflatten(0, heads)
+    return torch.bmm(probabilities, value.flatten(0, 1)).unflatten(0, heads)
 
 
 @functools.cache

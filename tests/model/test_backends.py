@@ -11,7 +11,6 @@ from maelm_composer.model.maelm import build_model
 
 AUTO, DENSE, SDPA, FLEX = AttentionBackend
 DECODER_WITH_BIAS = {'relative_position_buckets': 16}
-# Compiled, the dense attention is written in another way.
 on_every_way_to_attend = pytest.mark.parametrize('backend, compiled', [(SDPA, False), (FLEX, False), (DENSE, True)])
 
 
