@@ -41,7 +41,8 @@ def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative:
     device = bias.device.type
     if torch.is_autocast_enabled(device):
         bias = bias.to(torch.get_autocast_dtype(device))
-    return bias.masked_fill(is_other, float('-inf'))
+    bias = bias.masked_fill(is_other, float('-inf'))
+    return _Stored.apply(bias) if torch.compiler.is_compiling() else bias
 
 
 def build_flex_bias(query_segments: Tensor, key_segments: Tensor, relative: BiasEntry | None) -> FlexBias:
@@ -85,18 +86,56 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Bias, dropout: float
     bias = bias.to(query.dtype)
     if backend is AttentionBackend.sdpa:
         return functional.scaled_dot_product_attention(query, key, value, bias, dropout)
-    # The bias goes into the product's own accumulator: no pass over the scores, and none rounded twice in bf16.
     heads = query.shape[:2]
-    scores = torch.baddbmm(
-        bias.expand(*heads, -1, -1).flatten(0, 1),
-        query.flatten(0, 1),
-        key.flatten(0, 1).transpose(1, 2),
-        alpha=query.shape[-1] ** -0.5,
-    )
-    probabilities = scores.softmax(-1)
+    query, key, value, bias = (part.flatten(0, 1) for part in (query, key, value, bias.expand(*heads, -1, -1)))
+    if torch.compiler.is_compiling() and not dropout:
+        return _CompiledAttention.apply(query, key, value, bias).unflatten(0, heads)
+    # The bias goes into the product's own accumulator: no pass over the scores, and none rounded twice in bf16.
+    probabilities = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=query.shape[-1] ** -0.5).softmax(-1)
     if dropout:
         probabilities = functional.dropout(probabilities, dropout)
-    return torch.bmm(probabilities, value.flatten(0, 1)).unflatten(0, heads)
+    return torch.bmm(probabilities, value).unflatten(0, heads)
+
+
+class _CompiledAttention(torch.autograd.Function):
+    """Attention whose work between two products is one pass over the scores, forward and backward, once compiled.
+
+    exp is taken once; what is divided by its sum, and what the gradient of the softmax is a sum over, is the result,
+    of head size, in place of the scores, of length. Left to autograd, the sum's gradient takes passes of its own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        scores = torch.bmm(query, key.transpose(1, 2)).float() * query.shape[-1] ** -0.5 + bias.float()
+        weights = (scores - scores.amax(-1, keepdim=True)).exp().to(value.dtype)  # of probabilities times their total
+        total = weights.float().sum(-1, keepdim=True)
+        attended = (torch.bmm(weights, value).float() / total).to(value.dtype)
+        ctx.save_for_backward(query, key, value, weights, total, attended)
+        return attended
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        query, key, value, weights, total, attended = ctx.saved_tensors
+        scale = query.shape[-1] ** -0.5
+        gradient = (gradients[0].float() / total).to(value.dtype)
+        of_weights = torch.bmm(gradient, value.transpose(1, 2)).float()
+        mean = (gradient.float() * attended.float()).sum(-1, keepdim=True)  # of of_weights, under the probabilities
+        of_scores = (weights.float() * (of_weights - mean)).to(value.dtype)
+        of_query = torch.bmm(of_scores, key) * scale
+        of_key = torch.bmm(of_scores.transpose(1, 2), query) * scale
+        return of_query, of_key, torch.bmm(weights.transpose(1, 2), gradient), of_scores
+
+
+class _Stored(torch.autograd.Function):
+    """The same tensor, which a compiled model then computes once, not anew in every layer that reads it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.as_strided(values.shape, values.stride())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
 
 
 @functools.cache

@@ -2,9 +2,11 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend, DecoderAttention, ModelConfig
 from maelm_composer.model.attention import Bias, build_attention_bias, select_backend
+from maelm_composer.model.embedding import look_up
 from maelm_composer.model.encoder import build_stack_bias
 from maelm_composer.model.layer import Layer, take_rows
 from maelm_composer.model.relative_position import RelativePositionBias
@@ -38,14 +40,25 @@ class Decoder(nn.Module):
         )
         self.backend = AttentionBackend.dense
 
-    def forward(self, encoded: Tensor, token_embeddings: nn.Embedding, batch: dict[str, Tensor]) -> Tensor:
-        """(B, S, D) encoder output and the batch (see masking/collate.py) -> (B, M, D_dec) at ``masked_index``."""
+    def forward(
+        self,
+        encoded: Tensor,
+        token_embeddings: nn.Embedding,
+        batch: dict[str, Tensor],
+        mask_embedding: Tensor | None = None,
+    ) -> Tensor:
+        """(B, S, D) encoder output and the batch (see masking/collate.py) -> (B, M, D_dec) at ``masked_index``.
+
+        Args:
+            mask_embedding: (D,) e_[MASK], where the caller has looked it up
+        """
         positions, segments = batch['original_position_ids'], batch['segment_ids']
         wanted = batch['masked_index'].clamp(max=segments.shape[1] - 1)  # an unused slot reads anything; no label
         if self.attention is DecoderAttention.causal_cross:
             filled = token_embeddings(_shift_right(batch['labels'], positions))
         else:
-            filled = fill_masks(encoded, token_embeddings.weight[-1], batch['visible_index'], batch['resets'])
+            mask = token_embeddings.weight[-1] if mask_embedding is None else mask_embedding
+            filled = fill_masks(encoded, mask, batch['visible_index'], batch['resets'])
         if self.input_projection is not None:
             filled = self.input_projection(filled)
             if self.attention is not DecoderAttention.bidirectional:
@@ -53,7 +66,8 @@ class Decoder(nn.Module):
         if self.attention is DecoderAttention.cross:
             # Without self-attention no position reads another one: only the wanted ones exist.
             filled, positions, segments = (take_rows(x, wanted) for x in (filled, positions, segments))
-        hidden = self.dropout(self.embedding_norm(filled + self.position_embeddings(positions)))
+        places, *_ = look_up(self.position_embeddings.weight, positions)
+        hidden = self.dropout(self.embedding_norm(filled + places))
 
         memory_bias: Tensor | None = None
         if self.attention is not DecoderAttention.bidirectional:
@@ -112,7 +126,7 @@ def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, r
 
 def take_padded(values: Tensor, index: Tensor) -> Tensor:
     """(B, N) values at (B, K) index; 0 where the index is N."""
-    return nn.functional.pad(values, (0, 1)).gather(1, index)
+    return functional.pad(values, (0, 1)).gather(1, index)
 
 
 def _shift_right(labels: Tensor, positions: Tensor) -> Tensor:
@@ -120,5 +134,5 @@ def _shift_right(labels: Tensor, positions: Tensor) -> Tensor:
 
     PAPER-SILENT: labels leave out only block starts, whose token is always [CLS], and padding.
     """
-    before = nn.functional.pad(labels, (1, -1), value=0)
+    before = functional.pad(labels, (1, -1), value=0)
     return before.masked_fill(positions == 0, 0).clamp(min=0)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from maelm_composer.config import AttentionBackend, ModelConfig
 from maelm_composer.model.attention import Bias, build_attention_bias, build_flex_bias, select_backend
+from maelm_composer.model.embedding import look_up
 from maelm_composer.model.layer import Layer, take_rows
 from maelm_composer.model.relative_position import RelativePositionBias
 
@@ -25,7 +26,12 @@ class Encoder(nn.Module):
         self.backend = AttentionBackend.dense
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, query_index: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        segment_ids: Tensor,
+        query_index: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """(B, S) packed rows -> (B, S, D), or (B, M, D) with ``query_index``.
 
@@ -33,8 +39,9 @@ class Encoder(nn.Module):
             position_ids: (B, S) in [0, N); gaps where [MASK]s were left out
             segment_ids: (B, S) attention stays within equal ids
             query_index: (B, M) the only slots whose output is wanted; the last layer computes nothing else
+            tokens: (B, S, D) their embeddings, where the caller has looked them up
         """
-        hidden, bias = self._embed(input_ids, position_ids, segment_ids)
+        hidden, bias = self._embed(input_ids, position_ids, segment_ids, tokens)
         for layer in self.layers[:-1]:
             hidden = layer(hidden, bias)
         if query_index is not None:
@@ -54,9 +61,13 @@ class Encoder(nn.Module):
         self.backend = select_backend(self.layers, requested, device_type, is_plain_self_attention=True)
         return self.backend
 
-    def _embed(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> tuple[Tensor, Bias]:
-        hidden = self.token_embeddings(input_ids) + self.position_embeddings(position_ids)
-        hidden = self.dropout(self.embedding_norm(hidden))  # PAPER-SILENT: LN here, as the authors' code
+    def _embed(
+        self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Bias]:
+        if tokens is None:
+            tokens, *_ = look_up(self.token_embeddings.weight, input_ids)
+        positions, *_ = look_up(self.position_embeddings.weight, position_ids)
+        hidden = self.dropout(self.embedding_norm(tokens + positions))  # PAPER-SILENT: LN here, as the authors' code
         bias = build_stack_bias(self.relative_position, position_ids, segment_ids, backend=self.backend)
         return hidden, bias
 

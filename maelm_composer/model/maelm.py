@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend, HeadBiasInit, ModelConfig
 from maelm_composer.model.decoder import Decoder, take_padded
+from maelm_composer.model.embedding import look_up
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.head import MaskedLMHead
 from maelm_composer.model.relative_position import RelativePositionBias
@@ -36,13 +37,14 @@ class MaskedLanguageModel(nn.Module):
         """The batch that masking/collate.py describes -> loss and predictions at the masked positions."""
         masked_index = batch['masked_index']
         token_embeddings = self.encoder.token_embeddings
+        tokens, mask_embedding, table = look_up(token_embeddings.weight, batch['input_ids'])
         segment_ids = take_padded(batch['segment_ids'], batch['visible_index'])
         # Without a decoder the encoder sees the whole row, so a position is also its slot.
         wanted = masked_index.clamp(max=batch['labels'].shape[1] - 1) if self.decoder is None else None
-        hidden = self.encoder(batch['input_ids'], batch['position_ids'], segment_ids, query_index=wanted)
+        hidden = self.encoder(batch['input_ids'], batch['position_ids'], segment_ids, wanted, tokens)
         if self.decoder is not None:
-            hidden = self.decoder(hidden, token_embeddings, batch)
-        logits = self.head(hidden, token_embeddings.weight)
+            hidden = self.decoder(hidden, token_embeddings, batch, mask_embedding)
+        logits = self.head(hidden, table)
         labels = functional.pad(batch['labels'], (0, 1), value=-100).gather(1, masked_index)
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         return MaskedLMOutput(loss, logits.detach(), labels)
