@@ -25,23 +25,14 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(ids)
-        ctx.shape = table.shape
-        ctx.set_materialize_grads(False)
         return functional.embedding(ids, table), table[-1].clone(), table.view_as(table)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
-        rows, last_row, table = gradients
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        rows, last_row, table = gradients  # zeros for what was not used
         (ids,) = ctx.saved_tensors
-        if table is None:
-            given = rows if rows is not None else last_row
-            if given is None:
-                return None, None
-            table = given.new_zeros(ctx.shape)
-        if last_row is not None:
-            table[-1] += last_row
-        if rows is not None:
-            add_rows(table, ids.flatten(), rows.flatten(0, -2))
+        table[-1] += last_row
+        add_rows(table, ids.flatten(), rows.flatten(0, -2))
         return table, None
 
 
