@@ -11,10 +11,15 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory as Segment
 from pathlib import Path
 from typing import Any
 
+import streaming.base.dataset
+import streaming.base.shared.array
+import streaming.base.shared.prefix
 from streaming import Stream, StreamingDataset
 from streaming.base.compression import decompress
 from streaming.base.constant import RESUME
@@ -29,6 +34,34 @@ from maelm_composer.data import storage
 from maelm_composer.data.manifest import Manifest
 from maelm_composer.data.shards import HASH
 from maelm_composer.errors import InputError
+
+
+class _OwnedMemory(SharedMemory):
+    """Shared memory that goes with the dataset that holds it.
+
+    The stock class keeps all it has ever opened, every name it only tried included, until the process ends: a few runs
+    in one process, or some hundreds that died on this machine, and there are 'Too many open files'.
+    """
+
+    def __init__(
+        self, name: str | None = None, create: bool | None = None, size: int = 0, auto_cleanup: bool = True
+    ) -> None:
+        super().__init__(name, create, size, auto_cleanup=False)
+        if auto_cleanup:  # those it opened close themselves
+            weakref.finalize(self, _remove, self.created_shms, os.getpid())
+
+
+def _remove(segments: list[Segment], owner: int) -> None:
+    if os.getpid() != owner:  # a loader's worker only has a copy
+        return
+    for segment in segments:
+        segment.close()
+        with contextlib.suppress(FileNotFoundError):  # `maelm doctor --clean` was faster
+            segment.unlink()
+
+
+for _module in (streaming.base.dataset, streaming.base.shared.array, streaming.base.shared.prefix):
+    _module.__dict__['SharedMemory'] = _OwnedMemory
 
 
 class _VerifiedStream(Stream):

@@ -1,5 +1,6 @@
 """One pretraining run, from a recipe to checkpoints."""
 
+import atexit
 import contextlib
 import importlib.util
 import os
@@ -175,6 +176,9 @@ def _train(
         ) from error
     finally:
         trainer.engine.close()  # trainer.close() would also wait for the other ranks, which may have failed
+        # Composer holds a closed trainer until exit, and torch's state_dict every model it saw: not what they lead to.
+        atexit.unregister(trainer.engine._close)
+        adapter.logger = None
     if is_first:
         record = finish_record(folder, record, plan, clock.seconds, log.last_eval)
         say(_summary(config, record))

@@ -1,5 +1,6 @@
 """The order is a function of (seed, epoch) alone, and a killed run leaves nothing in the way of the next."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -137,6 +138,28 @@ def test_jobs_that_start_at_the_same_moment_do_not_take_the_same_name(shards):
         for job in jobs:
             job.join()
         assert [job.exitcode for job in jobs] == [0] * 3
+
+
+def test_shared_memory_is_closed_with_its_dataset_and_no_other_is_kept_open(shards):
+    def list_open() -> set[Path]:
+        links = (Path('/proc/self/fd', name) for name in os.listdir('/proc/self/fd'))
+        return {link.readlink() for link in links if link.is_symlink() and '/dev/shm' in str(link.readlink())}
+
+    other = start_rank(shards.remote, GLOBAL_BATCH, 0, 1, 1)
+    other.stdout.readline()  # it lives, and its names lie in our way
+    gc.collect()
+    before = list_open()
+    rows = open_rows(shards.remote)
+    assert len([*rows]) == len(rows)
+    held = list_open() - before
+    assert {path.name[:6] for path in held} == {f'{rows._shm_prefix_int:06}'}
+    assert all(path.exists() for path in held)
+    del rows
+    gc.collect()
+    assert list_open() <= before
+    assert not any(path.exists() for path in held)
+    os.killpg(other.pid, signal.SIGKILL)
+    other.wait()
 
 
 def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):

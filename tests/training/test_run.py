@@ -1,5 +1,6 @@
 """Whole runs in this process: what is written, what is stopped, what is gone on with."""
 
+import gc
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from maelm_composer.cli import runs as compare_runs
 from maelm_composer.config import PretrainingConfig
+from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
 from maelm_composer.training.adapter import PretrainingModel
@@ -55,6 +57,16 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert f'{record["eval_loss"]:.4f}' in capsys.readouterr().out
     with pytest.raises(InputError, match=r'nowhere holds no run'):
         compare_runs(['nowhere'])
+
+
+def test_a_run_that_has_ended_keeps_neither_its_data_nor_its_optimizer(recipe):
+    def count_kept() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), (PretrainingRows, torch.optim.Optimizer)) for thing in gc.get_objects())
+
+    before = count_kept()
+    pretrain(recipe('training.max_samples=64'))
+    assert count_kept() == before
 
 
 def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after):
