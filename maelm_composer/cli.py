@@ -188,7 +188,7 @@ def doctor(clean: Annotated[bool, typer.Option(help='Remove what no live process
             path.unlink(missing_ok=True)
     print(f'left behind by ended runs: {len(dead)} shared-memory segments and lock files{", removed" if clean else ""}')
     if dead and not clean:
-        print('a few do no harm, hundreds slow every start until it fails; `maelm doctor --clean` removes them')
+        print('they do no harm but take memory; `maelm doctor --clean` removes them')
 
 
 def find_dead_segments(memory: Path = Path('/dev/shm')) -> list[Path]:
