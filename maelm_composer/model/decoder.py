@@ -1,5 +1,7 @@
 """The decoder: predicts the masked tokens and is thrown away after pretraining (Sec. 3, "Decoder Configuration")."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -115,13 +117,37 @@ def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, r
         visible_index: (B, S) positions of the encoder's tokens; N for an unused slot
         resets: (B, N) positions that get e_[MASK] although the encoder saw them
     """
-    batch, length = resets.shape
     # Unused and reset slots are written to a row of their own after the last, never to a real position.
-    target = visible_index.masked_fill(take_padded(resets, visible_index), length)
-    filled = mask_embedding.to(encoded.dtype).expand(batch, length + 1, -1).clone()
-    rows = torch.arange(batch, device=encoded.device)[:, None]
-    filled = filled.index_put((rows, target), encoded)
-    return filled[:, :-1]
+    target = visible_index.masked_fill(take_padded(resets, visible_index), resets.shape[1])
+    filled: Tensor = _FilledRow.apply(encoded, mask_embedding.to(encoded.dtype), target, resets.shape[1])
+    return filled
+
+
+class _FilledRow(torch.autograd.Function):
+    """(B, S, D) rows at ``target`` (B, S) of (B, length, D), another row elsewhere; a target of ``length`` is nowhere.
+
+    No position has two sources, so every gradient is read from its place: autograd would copy them all twice before.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, other: Tensor, target: Tensor, length: int) -> Tensor:
+        filled = other.expand(len(target), length + 1, -1).clone()
+        filled[_each_row(target), target] = rows
+        ctx.save_for_backward(target)
+        return filled[:, :-1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (gradient,), (target,) = gradients, ctx.saved_tensors
+        length = gradient.shape[1]
+        is_nowhere = (target == length)[..., None]
+        of_rows = gradient[_each_row(target), target.clamp(max=length - 1)].masked_fill(is_nowhere, 0.0)
+        is_other = gradient.new_ones(len(target), length + 1).scatter_(1, target, 0.0)[:, :-1]
+        return of_rows, is_other.flatten() @ gradient.flatten(0, 1), None, None
+
+
+def _each_row(target: Tensor) -> Tensor:
+    return torch.arange(len(target), device=target.device)[:, None]
 
 
 def take_padded(values: Tensor, index: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from torch.nn import functional
 def look_up(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """(V, D) table and ids of any shape -> their rows (..., D), the last row (D,), the table to use from here on.
 
-    In a compiled model on a CPU the gradients of the rows are added to that of the returned table, where they lie. As
-    torch compiles an embedding, each use fills a table with zeros, adds to it number by number, in whichever order the
-    threads come, and then adds it to the others: slower, and no two runs are the same. Elsewhere this is torch's own,
-    and the last row is None: an index takes it from the table as well.
+    When training on a CPU the gradients of the rows are added to that of the returned table, where they lie. As torch
+    does it, each use fills a table with zeros, adds to it, and then adds it to the others; compiled, number by number
+    in whichever order the threads come, so that no two runs are the same. Elsewhere this is torch's own, and the last
+    row is None: an index takes it from the table as well.
     """
-    if torch.compiler.is_compiling() and table.device.type == 'cpu':
+    if table.device.type == 'cpu' and torch.is_grad_enabled():
         rows, last_row, table = _LookUp.apply(table, ids)
         return rows, last_row, table
     return functional.embedding(ids, table), None, table

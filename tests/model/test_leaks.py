@@ -157,6 +157,8 @@ def test_fill_masks_is_a_loop_over_slots():
     for b, slot in ((0, 0), (0, 1), (0, 3), (1, 1)):
         expected[b, visible_index[b, slot]] = encoded[b, slot]
     assert_bitwise(fill_masks(encoded, mask, visible_index, resets), expected)
+    inputs = encoded.double().requires_grad_(), mask.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda *given: fill_masks(*given, visible_index, resets), inputs)
 
 
 @pytest.mark.parametrize('attention, delta', PREDICTS_AT_ONCE)

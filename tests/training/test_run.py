@@ -122,12 +122,16 @@ def test_a_sharded_run_can_be_compiled(recipe, start):
 
 
 @pytest.mark.slow
-def test_a_compiled_bf16_run_works_and_its_checkpoint_keeps_the_names(recipe):
-    config = recipe('training.max_samples=96', 'training.compile=true', 'training.precision=bf16', 'run_name=compiled')
-    compiled = pretrain(config)
-    eager = pretrain(recipe('training.max_samples=96', 'training.precision=bf16', 'run_name=eager'))
-    assert compiled['eval_loss'] == pytest.approx(eager['eval_loss'], abs=0.05)
-    keys = [load_file(f'runs/{name}/latest/model.safetensors').keys() for name in ('compiled', 'eager')]
+@pytest.mark.parametrize('variant', [(), ('model.decoder=null', 'masking.encoder_mask_fraction=1')])
+def test_a_compiled_bf16_run_can_be_repeated_and_is_close_to_an_eager_one(recipe, assert_same_run, variant):
+    torch.set_num_threads(2)  # without a fixed order, these would add up differently each time
+    losses = {}
+    for name in ('runs/compiled', 'runs/again', 'runs/eager'):
+        short = ('training.max_samples=96', 'training.precision=bf16', f'training.compile={name != "runs/eager"}')
+        losses[name] = pretrain(recipe(f'save_folder={name}', *short, *variant))['eval_loss']
+    assert_same_run('runs/compiled', 'runs/again')
+    assert losses['runs/compiled'] == pytest.approx(losses['runs/eager'], abs=0.05)
+    keys = [load_file(f'{name}/latest/model.safetensors').keys() for name in ('runs/compiled', 'runs/eager')]
     assert keys[0] == keys[1]
 
 
