@@ -8,6 +8,7 @@ with its hash, unpacked and renamed into place in one atomic step, so any number
 
 import contextlib
 import fcntl
+import gc
 import hashlib
 import os
 import tempfile
@@ -55,9 +56,9 @@ def _remove(segments: list[Segment], owner: int) -> None:
     if os.getpid() != owner:  # a loader's worker only has a copy
         return
     for segment in segments:
-        segment.close()
-        with contextlib.suppress(FileNotFoundError):  # `maelm doctor --clean` was faster
+        with contextlib.suppress(FileNotFoundError):  # someone was faster
             segment.unlink()
+        segment.close()
 
 
 for _module in (streaming.base.dataset, streaming.base.shared.array, streaming.base.shared.prefix):
@@ -146,11 +147,17 @@ class PretrainingRows(StreamingDataset):
         return {'input_ids': item['input_ids'].copy(), 'row': int(at), 'epoch': self._epoch}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        threads = None
         try:
-            yield from super().__iter__()
+            for item in super().__iter__():
+                threads = self._iterator
+                yield item
         except RuntimeError:
             if self._failure is None:
                 raise
+        finally:  # left in mid-epoch, they would wait for the next row, and keep all this, until the process ends
+            if threads is not None:
+                threads.non_blocking_exit()
         if self._failure is not None:  # StreamingDataset would end the epoch here, as if it were complete
             raise self._failure from None
 
@@ -169,6 +176,11 @@ class PretrainingRows(StreamingDataset):
             return
         if self._shard_states[shard_id] == _ShardState.LOCAL:
             self._here.add(shard_id)
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        first = getattr(self, '_resume_shm', None)
+        super().load_state_dict(obj)
+        self._resume_shm = first or self._resume_shm  # a later call writes to the segment that the first one made
 
     def _resume_incr_epoch(self) -> tuple[int, int]:
         self._epoch, sample_in_epoch = super()._resume_incr_epoch()
@@ -193,6 +205,7 @@ def _take_turns() -> Iterator[None]:
     StreamingDataset looks for a name in shared memory that is free and then takes it: two jobs that start at the same
     moment would find the same one.
     """
+    gc.collect()  # names that an earlier dataset of this process held are free on every rank, or on none
     with contextlib.ExitStack() as held:
         if get_local_rank() == 0:
             path = Path(tempfile.gettempdir(), f'maelm-{os.getuid()}.lock')

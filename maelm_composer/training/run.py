@@ -16,6 +16,7 @@ from composer.loggers import LoggerDestination, MLFlowLogger, ProgressBarLogger,
 from composer.utils import dist
 from rich.console import Console
 from rich.table import Table
+from torch.distributed.checkpoint import state_dict
 
 from maelm_composer.config import HeadBiasInit, Logger, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
@@ -176,9 +177,9 @@ def _train(
         ) from error
     finally:
         trainer.engine.close()  # trainer.close() would also wait for the other ranks, which may have failed
-        # Composer holds a closed trainer until exit, and torch's state_dict every model it saw: not what they lead to.
+        # Composer holds a closed trainer until exit, and torch every model that it saved.
         atexit.unregister(trainer.engine._close)
-        adapter.logger = None
+        state_dict._get_fqns.cache_clear()
     if is_first:
         record = finish_record(folder, record, plan, clock.seconds, log.last_eval)
         say(_summary(config, record))
