@@ -20,7 +20,7 @@ def keep_freed_memory(keeps: bool = True) -> None:
     """Have the C library keep what tensors free, where by default every large one is given back and faulted in anew.
 
     On two CPU cores page faults were 9 % of an fp32 and 13 % of a bf16 training step (6 layers of width 256). It costs
-    memory: a step of Hugging Face's eager RoBERTa peaks 7 % (fp32) and 11 to 33 % (bf16) higher. Holds for the whole
+    memory: a step of Hugging Face's eager RoBERTa peaks 6 % (fp32) and 11 to 33 % (bf16) higher. Holds for the whole
     process. False: glibc's own thresholds again, where their growth ends; what is kept already may be used again. A C
     library without ``mallopt`` is left alone.
     """

@@ -188,6 +188,18 @@ def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
     assert iterate(shards.remote, epochs=2) == whole
 
 
+def test_of_two_positions_loaded_the_last_counts(shards):
+    def open_loader() -> StreamingDataLoader:
+        rows = open_rows(shards.remote, batch_size=GLOBAL_BATCH)
+        return StreamingDataLoader(rows, batch_size=GLOBAL_BATCH, drop_last=True)
+
+    loader, again = open_loader(), open_loader()
+    batches = [(batch['row'].tolist(), loader.state_dict()) for batch in loader]
+    for _, state in batches[:2]:
+        again.load_state_dict(state)
+    assert [batch['row'].tolist() for batch in again] == [rows for rows, _ in batches[2:]]
+
+
 def test_validation_is_in_order_and_the_same_in_every_pass(shards):
     rows = open_rows(shards.remote, 'validation')
     passes = [[item['row'] for item in rows] for _ in range(2)]

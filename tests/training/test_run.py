@@ -68,9 +68,9 @@ def test_of_a_run_that_has_ended_nothing_is_kept(recipe):
     before = count_kept()
     pretrain(recipe('training.max_samples=48', 'optimizer.warmup_samples=16'))  # in the middle of an epoch
     deadline = time.monotonic() + 20  # the loader's threads leave in their own time
-    while count_kept() != before and time.monotonic() < deadline:
+    while count_kept() > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert count_kept() == before
+    assert count_kept() <= before
 
 
 def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after):
