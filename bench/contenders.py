@@ -20,10 +20,11 @@ from maelm_composer.device import keep_freed_memory
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.model.maelm import build_model
+from maelm_composer.training.scaling import count_visible
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 FORWARD_AND_BACKWARD = 3
-SETTLING_STEPS, TIMED_STEPS = 2, 2  # the heap is another contender's at first, and grows for two steps
+SETTLING_STEPS, TIMED_STEPS = 3, 2  # memory that was given back meanwhile is taken again
 Step = Callable[[], Tensor]
 
 
@@ -46,15 +47,19 @@ class Shape:
 
 
 @dataclass
-class Contender:
-    """``step`` trains once on one fixed batch and returns the loss; ``flops`` is what our cost model counts for it."""
-
-    step: Step
-    flops: float = 0.0  # 0: a peer, whose work is not what ours is
+class Figures:
+    flops: float = 0.0  # of a step, as our cost model counts them; 0: a peer, whose work is not what ours is
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     peak_bytes: int = 0  # of one step, above what lies in memory before it: activations and temporaries
-    keeps_memory: bool = True  # False: glibc's default, as a program that does not call keep_freed_memory has it
+
+
+@dataclass
+class Contender:
+    """``step`` trains once on one fixed batch and returns the loss."""
+
+    step: Step
+    figures: Figures = field(default_factory=Figures)
 
 
 def make_recipe(shape: Shape, decoder: bool, decoder_buckets: int = 0, buckets: int = 32) -> PretrainingConfig:
@@ -100,19 +105,27 @@ def make_ours(
     compiled: bool,
     attention: AttentionBackend = AttentionBackend.auto,
 ) -> Contender:
+    """Sets the process's allocator, as our training does."""
+    keep_freed_memory()
     model, batch = build_model(recipe.model, seed=0).to(DEVICE), make_batch(recipe, shape.batch)
     model.select_attention(attention, DEVICE)
     if compiled:
         model.compile(fullgraph=True, dynamic=False)
-    visible, masked = batch['input_ids'].shape[1], batch['masked_index'].shape[1]
-    flops = FORWARD_AND_BACKWARD * shape.batch * sum(count_forward_flops(recipe.model, visible, masked).values())
-    return Contender(make_step(model, lambda: model(batch).loss, precision), flops)
+    per_row = sum(count_forward_flops(recipe.model, *count_visible(recipe)).values())
+    figures = Figures(flops=FORWARD_AND_BACKWARD * shape.batch * per_row)
+    return Contender(make_step(model, lambda: model(batch).loss, precision), figures)
 
 
 def make_hugging_face(
     shape: Shape, precision: Precision, compiled: bool, has_bias: bool, keeps_memory: bool = False
 ) -> Contender:
-    """RobertaForMaskedLM; with a relative bias MPNetForMaskedLM, the one stock class that has it."""
+    """RobertaForMaskedLM; with a relative bias MPNetForMaskedLM, the one stock class that has it.
+
+    Args:
+        keeps_memory: set the process's allocator as ours is set; else it is the C library's default.
+    """
+    if keeps_memory:
+        keep_freed_memory()
     batch = make_batch(make_recipe(shape, decoder=False), shape.batch)
     common = {
         'vocab_size': shape.vocab,
@@ -138,17 +151,17 @@ def make_hugging_face(
     }
     if compiled:
         model.compile(dynamic=False)
-    return Contender(make_step(model, lambda: model(**inputs).loss, precision), keeps_memory=keeps_memory)
+    return Contender(make_step(model, lambda: model(**inputs).loss, precision))
 
 
 def time_steps(contender: Contender) -> None:
-    keep_freed_memory(contender.keeps_memory)
+    figures = contender.figures
     for _ in range(SETTLING_STEPS):
-        contender.losses.append(contender.step().item())
+        figures.losses.append(contender.step().item())
     for _ in range(TIMED_STEPS):
         start = time.perf_counter()
-        contender.losses.append(contender.step().item())  # .item() waits for the device
-        contender.seconds.append(time.perf_counter() - start)
+        figures.losses.append(contender.step().item())  # .item() waits for the device
+        figures.seconds.append(time.perf_counter() - start)
 
 
 def measure_peak(contender: Contender) -> None:
@@ -157,14 +170,13 @@ def measure_peak(contender: Contender) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         contender.step().item()
-        contender.peak_bytes = torch.cuda.max_memory_allocated() - before
+        contender.figures.peak_bytes = torch.cuda.max_memory_allocated() - before
         return
-    keep_freed_memory(contender.keeps_memory)
     ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system, or it would hide what a step takes
     Path('/proc/self/clear_refs').write_text('5')
     before = _read_status('VmRSS')
     contender.step().item()
-    contender.peak_bytes = _read_status('VmHWM') - before
+    contender.figures.peak_bytes = _read_status('VmHWM') - before
 
 
 def _read_status(key: str) -> int:
@@ -179,6 +191,7 @@ class Roofline:
     """
 
     def __init__(self, shape: Shape, precision: Precision) -> None:
+        keep_freed_memory()
         dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
         rows, size, masked = shape.tokens, shape.size, shape.batch * round(0.15 * shape.length)
         whole = [(rows, size, 3 * size), (rows, size, size), (rows, size, 4 * size), (rows, 4 * size, size)]

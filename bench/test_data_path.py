@@ -183,7 +183,7 @@ def test_loader(
             time_steps(trainer)
 
     benchmark.pedantic(run, rounds=1)
-    step = statistics.median(trainer.seconds[TIMED_STEPS:])
+    step = statistics.median(trainer.figures.seconds[TIMED_STEPS:])
     consumed = SMALL.tokens / step
     print(f'\n{"RoBERTa, compiled, bf16, consumes":40}{consumed:14,.0f} tokens/s')
     for name, speed in sorted(speeds.items()):
@@ -205,7 +205,7 @@ def test_collating(benchmark: Callable, record: Callable, tmp_path: Path, shards
     benchmark.pedantic(collator, args=(samples,), rounds=30, warmup_rounds=3)
     for _ in range(1 + STEPS // TIMED_STEPS):
         time_steps(trainer)
-    seconds, step = benchmark.stats.stats.median, statistics.median(trainer.seconds[TIMED_STEPS:])
+    seconds, step = benchmark.stats.stats.median, statistics.median(trainer.figures.seconds[TIMED_STEPS:])
     print(
         f'\nmasking and collating: {seconds / SMALL.batch * 1e6:.1f} µs a row, {seconds / step:.2%} of a step of '
         f'{step * 1e3:.0f} ms ({SMALL}, MAE-LM, bf16, eager)'

@@ -2,15 +2,16 @@
 
     pytest -s bench/test_throughput.py [--record]     with --record: results/throughput/<device>.csv
 
-Every round trains each contender for a few steps in turn, so that a machine whose speed drifts treats all alike; the
-figures are medians over the timed steps. A test asserts that everything trained, never how fast.
+Each contender has a process of its own. Every round trains each for a few steps in turn, so that a machine whose speed
+drifts treats all alike; the figures are medians over the timed steps. A test asserts that everything trained, never how
+fast.
 """
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-import torch
 
 from bench.contenders import (
     DEVICE,
@@ -24,58 +25,60 @@ from bench.contenders import (
     measure_peak,
     time_steps,
 )
+from bench.worker import start_workers
 from maelm_composer.config import AttentionBackend, Precision
 
 SMALL = Shape(6, 256, 4, 2, length=128, batch=64, vocab=8192)
 BASE_128 = Shape(12, 768, 12, 4, length=128, batch=16 if DEVICE == 'cpu' else 256, vocab=32768)
 BASE_512 = Shape(12, 768, 12, 4, length=512, batch=4 if DEVICE == 'cpu' else 64, vocab=32768)
 HF_EAGER, HF_COMPILED = 'Hugging Face RoBERTa, eager', 'Hugging Face RoBERTa, compiled'
+HF_MEMORY_KEPT = 'Hugging Face RoBERTa, memory kept, eager'
 FP32, BF16 = Precision.fp32, Precision.bf16
 
 
-def make_contenders(shape: Shape, precision: Precision) -> dict[str, Contender]:
+def list_contenders(shape: Shape, precision: Precision) -> dict[str, Callable[[], Contender]]:
     """Compiled and eager, peers and ours; at base size on a CPU ours compiled only, as memory is short."""
-    torch.compiler.reset()  # of one function it compiles only so many variants, and each model here is one
     roberta, mae_lm = make_recipe(shape, False), make_recipe(shape, True)
     same_model = make_recipe(shape, False, buckets=0)  # Hugging Face's RoBERTa has no relative bias
-    contenders = {}
+    makers: dict[str, Callable[[], Contender]] = {}
     for name, compiled in (('eager', False), ('compiled', True)):
-        contenders[f'Hugging Face RoBERTa, {name}'] = make_hugging_face(shape, precision, compiled, has_bias=False)
-        contenders[f'Hugging Face MPNet, {name}'] = make_hugging_face(shape, precision, compiled, has_bias=True)
-        if shape is SMALL and DEVICE == 'cpu':  # how much of our lead is the allocator's
-            kept = make_hugging_face(shape, precision, compiled, has_bias=False, keeps_memory=True)
-            contenders[f'Hugging Face RoBERTa, memory kept, {name}'] = kept
+        peer = partial(make_hugging_face, shape, precision, compiled)
+        makers[f'Hugging Face RoBERTa, {name}'] = partial(peer, has_bias=False)
+        makers[f'Hugging Face MPNet, {name}'] = partial(peer, has_bias=True)
+        if DEVICE == 'cpu':  # how much of our lead is the allocator's
+            makers[f'Hugging Face RoBERTa, memory kept, {name}'] = partial(peer, has_bias=False, keeps_memory=True)
         if compiled or shape is SMALL or DEVICE == 'cuda':
-            contenders[f'our RoBERTa, {name}'] = make_ours(shape, roberta, precision, compiled)
-            contenders[f'our RoBERTa without bias, {name}'] = make_ours(shape, same_model, precision, compiled)
-            contenders[f'our MAE-LM, {name}'] = make_ours(shape, mae_lm, precision, compiled)
+            makers[f'our RoBERTa, {name}'] = partial(make_ours, shape, roberta, precision, compiled)
+            makers[f'our RoBERTa without bias, {name}'] = partial(make_ours, shape, same_model, precision, compiled)
+            makers[f'our MAE-LM, {name}'] = partial(make_ours, shape, mae_lm, precision, compiled)
     if DEVICE == 'cuda':
-        sdpa = make_ours(shape, roberta, precision, True, AttentionBackend.sdpa)
-        contenders['our RoBERTa with SDPA, compiled'] = sdpa
-    return contenders
+        sdpa = partial(make_ours, shape, roberta, precision, True, AttentionBackend.sdpa)
+        makers['our RoBERTa with SDPA, compiled'] = sdpa
+    return makers
 
 
 @pytest.mark.parametrize('shape,precision', [(SMALL, FP32), (SMALL, BF16), (BASE_128, BF16), (BASE_512, BF16)], ids=str)
 def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape, precision: Precision) -> None:
-    contenders, roofline = make_contenders(shape, precision), Roofline(shape, precision)
-    peaks: list[float] = []
-
-    def run_round() -> None:
-        peaks.append(roofline.measure())
-        for contender in contenders.values():
-            time_steps(contender)
-
+    roofline, peaks = Roofline(shape, precision), []
     rounds = 4 if shape is SMALL or DEVICE == 'cuda' else 3
-    benchmark.pedantic(run_round, rounds=rounds, warmup_rounds=1)
-    for contender in contenders.values():
-        measure_peak(contender)
+    with start_workers(list_contenders(shape, precision)) as workers:
+
+        def run_round() -> None:
+            peaks.append(roofline.measure())
+            for worker in workers.values():
+                worker.run(time_steps)
+
+        benchmark.pedantic(run_round, rounds=rounds, warmup_rounds=1)
+        for worker in workers.values():
+            worker.run(measure_peak)
+        figures = {name: worker.figures for name, worker in workers.items()}
     peak = statistics.median(peaks[1:])
-    median = {name: statistics.median(c.seconds[TIMED_STEPS:]) for name, c in contenders.items()}
+    median = {name: statistics.median(f.seconds[TIMED_STEPS:]) for name, f in figures.items()}
     print(f'\n{precision.name}, {shape}; matrix products alone: {peak / 1e9:,.0f} GFLOP/s')
     header = ('ms/step', 'tokens/s', '× HF eager', '× HF comp.', 'GFLOP/s', 'of peak', 'MiB')
     print(f'{"":44}' + ''.join(f'{title:>11}' for title in header))
-    for name, contender in contenders.items():
-        seconds, speed = median[name], contender.flops / median[name]
+    for name, measured in figures.items():
+        seconds, speed = median[name], measured.flops / median[name]
         row = {
             'contender': name,
             'precision': precision.name,
@@ -89,25 +92,25 @@ def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape
             'times_hugging_face_compiled': round(median[HF_COMPILED] / seconds, 3),
             'gflops_per_second': round(speed / 1e9, 1) or None,
             'share_of_matrix_product_peak': round(speed / peak, 3) or None,
-            'peak_step_mebibytes': round(contender.peak_bytes / 2**20),
+            'peak_step_mebibytes': round(measured.peak_bytes / 2**20),
             'steps': rounds * TIMED_STEPS,
         }
         record('training', row)
         benchmark.extra_info[name] = row
-        flops = f'{speed / 1e9:11,.0f}{speed / peak:11.1%}' if contender.flops else f'{"":22}'
+        flops = f'{speed / 1e9:11,.0f}{speed / peak:11.1%}' if measured.flops else f'{"":22}'
         print(
             f'{name:44}{seconds * 1e3:11,.0f}{shape.tokens / seconds:11,.0f}{median[HF_EAGER] / seconds:11.2f}'
-            f'{median[HF_COMPILED] / seconds:11.2f}{flops}{contender.peak_bytes / 2**20:11,.0f}'
+            f'{median[HF_COMPILED] / seconds:11.2f}{flops}{measured.peak_bytes / 2**20:11,.0f}'
         )
     for kind in ('eager', 'compiled'):
         ours, baseline = f'our MAE-LM, {kind}', f'our RoBERTa, {kind}'
         if ours in median:
-            flops = contenders[ours].flops / contenders[baseline].flops
+            flops = figures[ours].flops / figures[baseline].flops
             print(
                 f'MAE-LM / RoBERTa, {kind}: {median[ours] / median[baseline]:.3f} of a step, {flops:.3f} of its FLOPs'
             )
-    for name, contender in contenders.items():
-        assert contender.losses[-1] < contender.losses[0], f'{name} does not learn its one batch'
+    for name, measured in figures.items():
+        assert measured.losses[-1] < measured.losses[0], f'{name} does not learn its one batch'
 
 
 @pytest.mark.parametrize('length', [128, 256, 512, 1024])
@@ -122,19 +125,23 @@ def test_growth_with_batch(benchmark: Callable, record: Callable, batch: int) ->
 
 
 def compare_eager(benchmark: Callable, record: Callable, shape: Shape) -> None:
-    contenders = {
-        HF_EAGER: make_hugging_face(shape, BF16, compiled=False, has_bias=False),
-        'our RoBERTa, eager': make_ours(shape, make_recipe(shape, False), BF16, compiled=False),
-        'our MAE-LM, eager': make_ours(shape, make_recipe(shape, True), BF16, compiled=False),
+    peer = partial(make_hugging_face, shape, BF16, compiled=False, has_bias=False)
+    makers = {
+        HF_EAGER: peer,
+        HF_MEMORY_KEPT: partial(peer, keeps_memory=True),
+        'our RoBERTa, eager': partial(make_ours, shape, make_recipe(shape, False), BF16, compiled=False),
+        'our MAE-LM, eager': partial(make_ours, shape, make_recipe(shape, True), BF16, compiled=False),
     }
+    with start_workers(makers) as workers:
 
-    def run_round() -> None:
-        for contender in contenders.values():
-            time_steps(contender)
+        def run_round() -> None:
+            for worker in workers.values():
+                worker.run(time_steps)
 
-    benchmark.pedantic(run_round, rounds=3, warmup_rounds=1)
-    median = {name: statistics.median(c.seconds[TIMED_STEPS:]) for name, c in contenders.items()}
-    for name, contender in contenders.items():
+        benchmark.pedantic(run_round, rounds=3, warmup_rounds=1)
+        figures = {name: worker.figures for name, worker in workers.items()}
+    median = {name: statistics.median(f.seconds[TIMED_STEPS:]) for name, f in figures.items()}
+    for name, measured in figures.items():
         row = {
             'contender': name,
             'precision': 'bf16',
@@ -151,4 +158,4 @@ def compare_eager(benchmark: Callable, record: Callable, shape: Shape) -> None:
         print(
             f'\n{shape}, {name}: {shape.tokens / median[name]:,.0f} tokens/s, {row["times_hugging_face_eager"]}', end=''
         )
-        assert contender.losses[-1] < contender.losses[0]
+        assert measured.losses[-1] < measured.losses[0]
