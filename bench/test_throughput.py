@@ -10,6 +10,7 @@ fast.
 import statistics
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from bench.contenders import (
     DEVICE,
     TIMED_STEPS,
     Contender,
+    Figures,
     Roofline,
     Shape,
     make_hugging_face,
@@ -57,14 +59,16 @@ def list_contenders(shape: Shape, precision: Precision) -> dict[str, Callable[[]
     return makers
 
 
-@pytest.mark.parametrize('shape,precision', [(SMALL, FP32), (SMALL, BF16), (BASE_128, BF16), (BASE_512, BF16)], ids=str)
-def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape, precision: Precision) -> None:
-    roofline, peaks = Roofline(shape, precision), []
-    rounds = 4 if shape is SMALL or DEVICE == 'cuda' else 3
-    with start_workers(list_contenders(shape, precision)) as workers:
+def measure(
+    benchmark: Callable, makers: dict[str, Callable[[], Contender]], rounds: int, roofline: Roofline | None = None
+) -> tuple[dict[str, Figures], dict[str, float], float]:
+    """Of each contender its figures and its median seconds; FLOP/s of the matrix products in the same rounds."""
+    peaks: list[float] = []
+    with start_workers(makers) as workers:
 
         def run_round() -> None:
-            peaks.append(roofline.measure())
+            if roofline is not None:
+                peaks.append(roofline.measure())
             for worker in workers.values():
                 worker.run(time_steps)
 
@@ -72,23 +76,38 @@ def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape
         for worker in workers.values():
             worker.run(measure_peak)
         figures = {name: worker.figures for name, worker in workers.items()}
-    peak = statistics.median(peaks[1:])
+    for name, measured in figures.items():
+        assert measured.losses[-1] < measured.losses[0], f'{name} does not learn its one batch'
     median = {name: statistics.median(f.seconds[TIMED_STEPS:]) for name, f in figures.items()}
+    return figures, median, statistics.median(peaks[1:]) if peaks else 0.0
+
+
+def describe(name: str, shape: Shape, precision: Precision, median: dict[str, float]) -> dict[str, Any]:
+    """The columns of every row."""
+    return {
+        'contender': name,
+        'precision': precision.name,
+        'layers': shape.layers,
+        'hidden_size': shape.size,
+        'length': shape.length,
+        'batch': shape.batch,
+        'milliseconds_per_step': round(median[name] * 1e3, 2),
+        'tokens_per_second': round(shape.tokens / median[name], 1),
+        'times_hugging_face_eager': round(median[HF_EAGER] / median[name], 3),
+    }
+
+
+@pytest.mark.parametrize('shape,precision', [(SMALL, FP32), (SMALL, BF16), (BASE_128, BF16), (BASE_512, BF16)], ids=str)
+def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape, precision: Precision) -> None:
+    rounds = 4 if shape is SMALL or DEVICE == 'cuda' else 3
+    makers = list_contenders(shape, precision)
+    figures, median, peak = measure(benchmark, makers, rounds, Roofline(shape, precision))
     print(f'\n{precision.name}, {shape}; matrix products alone: {peak / 1e9:,.0f} GFLOP/s')
     header = ('ms/step', 'tokens/s', '× HF eager', '× HF comp.', 'GFLOP/s', 'of peak', 'MiB')
     print(f'{"":44}' + ''.join(f'{title:>11}' for title in header))
     for name, measured in figures.items():
         seconds, speed = median[name], measured.flops / median[name]
-        row = {
-            'contender': name,
-            'precision': precision.name,
-            'layers': shape.layers,
-            'hidden_size': shape.size,
-            'length': shape.length,
-            'batch': shape.batch,
-            'milliseconds_per_step': round(seconds * 1e3, 2),
-            'tokens_per_second': round(shape.tokens / seconds, 1),
-            'times_hugging_face_eager': round(median[HF_EAGER] / seconds, 3),
+        row = describe(name, shape, precision, median) | {
             'times_hugging_face_compiled': round(median[HF_COMPILED] / seconds, 3),
             'gflops_per_second': round(speed / 1e9, 1) or None,
             'share_of_matrix_product_peak': round(speed / peak, 3) or None,
@@ -109,8 +128,6 @@ def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape
             print(
                 f'MAE-LM / RoBERTa, {kind}: {median[ours] / median[baseline]:.3f} of a step, {flops:.3f} of its FLOPs'
             )
-    for name, measured in figures.items():
-        assert measured.losses[-1] < measured.losses[0], f'{name} does not learn its one batch'
 
 
 @pytest.mark.parametrize('length', [128, 256, 512, 1024])
@@ -125,37 +142,15 @@ def test_growth_with_batch(benchmark: Callable, record: Callable, batch: int) ->
 
 
 def compare_eager(benchmark: Callable, record: Callable, shape: Shape) -> None:
-    peer = partial(make_hugging_face, shape, BF16, compiled=False, has_bias=False)
+    peer, rounds = partial(make_hugging_face, shape, BF16, compiled=False, has_bias=False), 3
     makers = {
         HF_EAGER: peer,
         HF_MEMORY_KEPT: partial(peer, keeps_memory=True),
         'our RoBERTa, eager': partial(make_ours, shape, make_recipe(shape, False), BF16, compiled=False),
         'our MAE-LM, eager': partial(make_ours, shape, make_recipe(shape, True), BF16, compiled=False),
     }
-    with start_workers(makers) as workers:
-
-        def run_round() -> None:
-            for worker in workers.values():
-                worker.run(time_steps)
-
-        benchmark.pedantic(run_round, rounds=3, warmup_rounds=1)
-        figures = {name: worker.figures for name, worker in workers.items()}
-    median = {name: statistics.median(f.seconds[TIMED_STEPS:]) for name, f in figures.items()}
-    for name, measured in figures.items():
-        row = {
-            'contender': name,
-            'precision': 'bf16',
-            'layers': shape.layers,
-            'hidden_size': shape.size,
-            'length': shape.length,
-            'batch': shape.batch,
-            'milliseconds_per_step': round(median[name] * 1e3, 2),
-            'tokens_per_second': round(shape.tokens / median[name], 1),
-            'times_hugging_face_eager': round(median[HF_EAGER] / median[name], 3),
-            'steps': 3 * TIMED_STEPS,
-        }
+    _, median, _ = measure(benchmark, makers, rounds)
+    for name in makers:
+        row = describe(name, shape, BF16, median) | {'steps': rounds * TIMED_STEPS}
         record('growth', row)
-        print(
-            f'\n{shape}, {name}: {shape.tokens / median[name]:,.0f} tokens/s, {row["times_hugging_face_eager"]}', end=''
-        )
-        assert measured.losses[-1] < measured.losses[0]
+        print(f'\n{shape}, {name}: {row["tokens_per_second"]:,.0f} tokens/s, {row["times_hugging_face_eager"]}', end='')

@@ -202,7 +202,7 @@ def find_dead_segments(memory: Path = Path('/dev/shm')) -> list[Path]:
     mapped = ''
     for maps in Path('/proc').glob('[0-9]*/maps'):
         with contextlib.suppress(OSError):  # it ended, or is another user's
-            mapped += maps.read_text()
+            mapped += maps.read_text(errors='replace')
     live = set(re.findall(rf'{re.escape(str(memory))}/(\d{{6}})_', mapped))
     candidates = [*memory.glob('[0-9]*_*'), *Path(tempfile.gettempdir()).glob('[0-9]*_filelock')]
     return sorted(

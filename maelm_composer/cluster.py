@@ -3,6 +3,8 @@
 import os
 from typing import Any
 
+from maelm_composer.errors import InputError
+
 
 def start_ray(num_cpus: int | None = None) -> bool:
     """Start or join Ray quietly, unless that is done already.
@@ -12,6 +14,9 @@ def start_ray(num_cpus: int | None = None) -> bool:
 
     Returns:
         Whether this call did it, so that the caller is the one to call ``ray.shutdown``.
+
+    Raises:
+        InputError: no cluster answers at ``RAY_ADDRESS``.
     """
     import ray
 
@@ -21,7 +26,10 @@ def start_ray(num_cpus: int | None = None) -> bool:
     os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # its future default; unset, it warns
     quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
     if 'RAY_ADDRESS' in os.environ:
-        ray.init(**quiet)
+        try:
+            ray.init(**quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise InputError(f'RAY_ADDRESS {os.environ["RAY_ADDRESS"]}: {error}') from None
     else:
         cores = len(os.sched_getaffinity(0))
         ray.init(address='local', num_cpus=num_cpus or cores, include_dashboard=False, **quiet)

@@ -44,11 +44,11 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
         if '=' not in override:
             raise InputError(f'{override!r} is neither a YAML file nor key=value')
         merged = _merge(root, merged, _parse_override(override), where='command line')
-    if root is PretrainingConfig:
-        _name_run(merged, paths)
-    if missing := sorted(OmegaConf.missing_keys(merged)):
-        raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
     try:
+        if root is PretrainingConfig:
+            _name_run(merged, paths)
+        if missing := sorted(OmegaConf.missing_keys(merged)):
+            raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
         config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:  # ${...} of what is not there
         raise InputError(f'{error.full_key}: {str(error).splitlines()[0]}') from None
@@ -192,6 +192,7 @@ def _check(config: Any) -> None:
             if config.model.decoder is not None:
                 _check_stack('model.decoder', config.model.decoder, config.model)
             _check_masking(config.masking, config.model)
+            _require(config.seed < 2**31, f'seed {config.seed}: must be below 2^31')  # Composer adds the rank
             warmup, samples = config.optimizer.warmup_samples, config.training.max_samples
             _require(warmup <= samples, f'optimizer.warmup_samples {warmup} exceeds training.max_samples {samples}')
         case FinetuningConfig():
@@ -206,13 +207,13 @@ def _check(config: Any) -> None:
 
 
 def _check_ranges(section: Any, prefix: str) -> None:
-    """Every number in a dataclass, or in a dict of them."""
+    """Every number in a dataclass, or in a dict or a list of them."""
     for key, value in (section if isinstance(section, dict) else vars(section)).items():
-        if dataclasses.is_dataclass(value) or isinstance(value, dict):
-            _check_ranges(value, f'{prefix}{key}.')
-            continue
         for item in value if isinstance(value, list) else [value]:
-            _check_number(key, item, f'{prefix}{key}')
+            if dataclasses.is_dataclass(item) or isinstance(item, dict):
+                _check_ranges(item, f'{prefix}{key}.')
+            else:
+                _check_number(key, item, f'{prefix}{key}')
 
 
 def _check_number(key: str, value: Any, name: str) -> None:

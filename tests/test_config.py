@@ -124,6 +124,8 @@ def test_an_unknown_key_in_a_list_of_sources_is_named(write):
         ('model.decoder=5', 'int is not a subclass of DecoderConfig'),
         ('seed', "'seed' is neither a YAML file nor key=value"),
         ('x={a', "'x={a' cannot be read"),
+        ('data.local=${nothing}', "data.local: Interpolation key 'nothing' not found"),
+        ('run_name=${oc.env:NOT_SET_ANYWHERE}', "Environment variable 'NOT_SET_ANYWHERE' not found"),
     ],
 )
 def test_a_wrong_type_is_named(override, named, load):
@@ -183,6 +185,7 @@ ABSENT_DECODER = 'model.decoder is null, so masking.encoder_mask_fraction must b
         ('model.max_seq_len=3', 'masking.mlm_probability 0.15 masks nothing in a row of 3 tokens'),
         ('model.decoder=null', f'{ABSENT_DECODER} 0.0'),
         ('model.decoder=null masking.encoder_mask_fraction=0.5', f'{ABSENT_DECODER} 0.5'),
+        ('seed=2147483648', 'seed 2147483648: must be below 2^31'),
         ('training.max_samples=0', 'training.max_samples 0: must be positive'),
         ('training.global_train_batch_size=-8', 'training.global_train_batch_size -8: must be positive'),
         ('training.device_train_microbatch_size=0', 'training.device_train_microbatch_size 0: must be positive'),
@@ -242,6 +245,7 @@ def test_a_value_at_its_limit_is_taken(overrides, load):
         ({'documents_per_task': 0}, 'documents_per_task 0: must be positive'),
         ({'sources': []}, 'sources is empty: name at least one'),
         ({'tokenizer': {'vocab_size': 261}}, 'tokenizer.vocab_size 261: must exceed 261'),
+        ({'sources': [{'kind': 'documentation', 'max_documents': -1}]}, 'sources.max_documents -1: must be positive'),
         ({'sources': [{'kind': 'web'}]}, "Invalid value 'web', expected one of [documentation, files, huggingface]"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import ast
 import glob
-import gzip
 import hashlib
 import io
 import itertools
@@ -14,9 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
-
-import zstandard
+from typing import Any
 
 from maelm_composer.config import SourceConfig, SourceKind
 from maelm_composer.errors import InputError
@@ -133,15 +130,16 @@ def _read_huggingface(source: SourceConfig) -> Iterator[str]:
 
     if source.dataset is None:
         raise InputError('a source of kind huggingface needs dataset: a name on the Hub or a local folder')
-    try:
-        rows = datasets.load_dataset(source.dataset, source.config_name, split=source.split, streaming=True)
-    except Exception as error:  # a wrong name, config or split, or no network: many kinds
-        raise InputError(f'dataset {source.dataset}: cannot be opened: {error}') from None
     column, where = source.text_column, f'dataset {source.dataset}'
-    for row in rows:
-        if column not in row:
-            raise InputError(f'{where}: no column {column!r} (it has: {", ".join(row)}); set text_column')
-        yield _as_text(row[column], column, where)
+    try:
+        for row in datasets.load_dataset(source.dataset, source.config_name, split=source.split, streaming=True):
+            if column not in row:
+                raise InputError(f'{where}: no column {column!r} (it has: {", ".join(row)}); set text_column')
+            yield _as_text(row[column], column, where)
+    except InputError:
+        raise
+    except Exception as error:  # a wrong name, config or split, a damaged file, or no network: many kinds
+        raise InputError(f'{where}: cannot be read: {error}') from None
 
 
 def _as_text(value: Any, column: str, where: str) -> str:
@@ -154,24 +152,20 @@ def _as_text(value: Any, column: str, where: str) -> str:
 
 def _read_lines(path: str) -> Iterator[tuple[int, str]]:
     """Numbered lines of a UTF-8 file, plain, .gz or .zst, without their ends."""
+    import pyarrow
+
     try:
-        with _open(path) as file:
+        with io.BufferedReader(pyarrow.input_stream(path)) as file:  # which unpacks by the name's end
             for number, line in enumerate(file, start=1):
                 yield number, line.decode().rstrip('\r\n')
     except UnicodeDecodeError as error:
         raise InputError(
             f'{path}, line {number}: not UTF-8 ({error.reason}); convert it first, as with iconv'
         ) from None
-    except (gzip.BadGzipFile, zstandard.ZstdError, EOFError) as error:
+    except OSError as error:
+        if error.errno is not None:  # not there, or not for us: its message names the file
+            raise
         raise InputError(f'{path}: cannot be unpacked ({error})') from None
-
-
-def _open(path: str) -> IO[bytes]:
-    if path.endswith('.gz'):
-        return gzip.open(path, 'rb')  # type: ignore[return-value]
-    if path.endswith('.zst'):
-        return io.BufferedReader(zstandard.open(path, 'rb'))  # type: ignore[arg-type]
-    return open(path, 'rb')
 
 
 def _read_documentation() -> Iterator[str]:

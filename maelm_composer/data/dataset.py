@@ -72,12 +72,11 @@ class _VerifiedStream(Stream):
         # No remote for the stock stream: it neither downloads nor claims the directory for one job.
         super().__init__(local=local, keep_zip=False)
         self.source = source
-        index = Path(local, 'index.json')
-        if not index.exists():
-            content = storage.read_file(storage.join(source, 'index.json'))
-            if content is None:
-                raise InputError(f'{source}/index.json is missing: run `maelm shards` again')
-            storage.write_file(str(index), content)
+        content, cached = storage.read_file(storage.join(source, 'index.json')), os.path.join(local, 'index.json')
+        if content is None:
+            raise InputError(f'{source}/index.json is missing: run `maelm shards` again')
+        if storage.read_file(cached) != content:  # the same rows may have been packed once more, to other bytes
+            storage.write_file(cached, content)
 
     def set_up_local(self, shards: list[Any], cache_usage_per_shard: Any) -> None:
         """No shard counts as here before :meth:`_prepare_shard_part` has looked at it.
@@ -89,6 +88,7 @@ class _VerifiedStream(Stream):
         target = os.path.join(self.local, raw_info.basename)
         if os.path.isfile(target) and os.path.getsize(target) == raw_info.bytes:
             return 0
+        Path(target).unlink(missing_ok=True)  # whoever finds no file fetches it; half a one would be read
         where = storage.join(self.source, zip_info.basename)
         packed = storage.read_file(where)
         if packed is None:
@@ -163,13 +163,15 @@ class PretrainingRows(StreamingDataset):
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Fetch a shard if it is not here. In a download thread a failure is kept for :meth:`__iter__` to raise."""
-        if shard_id in self._here:  # nothing evicts it; the stock method takes a file lock for every row
+        # Nothing evicts it, and the stock method takes a file lock for every row; but one that is missed is fetched.
+        if not blocking and shard_id in self._here:
             return
         try:
             super().prepare_shard(shard_id, blocking)
         except Exception as error:
             self._failure = InputError(str(error)) if isinstance(error, (InputError, OSError)) else error
-            self._shard_states[shard_id] = _ShardState.REMOTE  # or those who wait for it would wait for ever
+            # Those who wait for it wait until it is here: they then miss it, fetch it themselves and fail as this one.
+            self._shard_states[shard_id] = _ShardState.LOCAL
             if blocking:
                 raise self._failure from None
             self._event.set()
@@ -189,10 +191,7 @@ class PretrainingRows(StreamingDataset):
 
 def cache_folder(config: DataConfig, manifest: Manifest) -> Path:
     """Where unpacked shards lie: ``config.local``, or a folder of $MAELM_CACHE (~/.cache/maelm) named by content."""
-    if config.local is not None:
-        root = Path(config.local)
-    else:
-        root = Path(os.environ.get('MAELM_CACHE', '~/.cache/maelm')).expanduser()
+    root = Path(config.local or os.environ.get('MAELM_CACHE', '~/.cache/maelm')).expanduser()
     location = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
     name = hashlib.sha256(f'{location}\n{manifest.content_hash}'.encode()).hexdigest()[:16]
     return root / name
@@ -216,9 +215,5 @@ def _take_turns() -> Iterator[None]:
 
 def _forget_position(prefix: int) -> None:
     """Drop a position in the epoch that a killed job left under the shared-memory prefix that is now ours."""
-    try:
-        leftover = SharedMemory(_get_path(prefix, RESUME), create=False, auto_cleanup=False)
-    except FileNotFoundError:
-        return
-    leftover.shm.close()
-    leftover.shm.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        _remove([Segment(_get_path(prefix, RESUME))], os.getpid())

@@ -97,14 +97,14 @@ def pack_blocks(
     """Pack ``blocks`` into rows, in an order that ``generator`` decides.
 
     Rows are shuffled, and so are the blocks within a row: packed by size, the short ones would only ever be seen at
-    late positions. A row less than half full is dropped, unless it is the only one.
+    late positions. A row less than half full is dropped: it has too few tokens to mask.
 
     Returns:
         (rows, N) ids, [PAD] only at the end of a row; the number of ids in the dropped rows.
     """
     fitted = fit_rows(blocks, max_seq_len, generator)
     filled = [sum(map(count_ids, row)) for row in fitted]
-    kept = [i for i, ids in enumerate(filled) if 2 * ids >= max_seq_len or len(fitted) == 1]
+    kept = [i for i, ids in enumerate(filled) if 2 * ids >= max_seq_len]
     rows: np.ndarray = np.full((len(kept), max_seq_len), PAD_ID, dtype)
     for target, source in zip(rows, generator.permutation(kept), strict=True):
         row = fitted[source]

@@ -28,7 +28,7 @@ from maelm_composer.recipe import hash_json, to_plain
 SPLITS = ('train', 'validation')
 HASH = 'sha1'
 MAX_TASK_CHARACTERS = 1 << 26  # a task also ends here: whole books as documents must not fill the memory
-FORMAT_VERSION = 2  # of what a task makes; raised when the same recipe would give other shards
+FORMAT_VERSION = 3  # of what a task makes; raised when the same recipe would give other shards
 
 
 def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[Manifest, bool]:

@@ -42,22 +42,28 @@ def read_file(url: str) -> bytes | None:
             return Path(url).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-    bucket, key = _split(url)
-    with _s3_errors(url):
-        try:
-            return _s3_client().get_object(Bucket=bucket, Key=key)['Body'].read()
-        except Exception as error:
-            if _code(error) == 'NoSuchKey':
+    from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+    with _s3(url) as (client, bucket, key):
+        left = 3
+        while True:
+            try:
+                body = client.get_object(Bucket=bucket, Key=key)['Body']
+            except client.exceptions.NoSuchKey:
                 return None
-            raise
+            try:
+                return body.read()
+            except (HTTPClientError, IncompleteReadError):  # cut off in its midst: botocore itself tries again no more
+                left -= 1
+                if not left:
+                    raise
 
 
 def write_file(url: str, content: bytes) -> None:
     """Put ``content`` at ``url`` in one atomic step, over what was there. Raises as :func:`read_file`."""
     if is_s3(url):
-        bucket, key = _split(url)
-        with _s3_errors(url):
-            _s3_client().put_object(Bucket=bucket, Key=key, Body=content)
+        with _s3(url) as (client, bucket, key):
+            client.put_object(Bucket=bucket, Key=key, Body=content)
         return
     write_bytes(Path(url), content)
 
@@ -67,10 +73,9 @@ def list_names(url: str, recursive: bool = False) -> list[str]:
     if not is_s3(url):
         paths = Path(url).glob('**/*' if recursive else '*')
         return sorted(str(path.relative_to(url)) for path in paths if path.is_file())
-    bucket, prefix = _split(join(url, ''))
     delimiter = {} if recursive else {'Delimiter': '/'}
-    with _s3_errors(url):
-        pages = _s3_client().get_paginator('list_objects_v2').paginate(Bucket=bucket, Prefix=prefix, **delimiter)
+    with _s3(join(url, '')) as (client, bucket, prefix):
+        pages = client.get_paginator('list_objects_v2').paginate(Bucket=bucket, Prefix=prefix, **delimiter)
         return sorted(item['Key'][len(prefix) :] for page in pages for item in page.get('Contents', []))
 
 
@@ -82,29 +87,21 @@ def write_folder(url: str, folder: Path) -> None:
 
 def upload(path: Path, url: str) -> None:
     """Copy a local file to an s3:// address, a large one in parts. Raises as :func:`read_file`."""
-    bucket, key = _split(url)
-    with _s3_errors(url):
-        _s3_client().upload_file(str(path), bucket, key)
+    with _s3(url) as (client, bucket, key):
+        client.upload_file(str(path), bucket, key)
 
 
 def download(url: str, path: Path) -> None:
     """Copy an object to a local file, in one atomic step. Raises as :func:`read_file`."""
-    bucket, key = _split(url)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _s3_errors(url):
-        _s3_client().download_file(bucket, key, str(path))
+    with _s3(url) as (client, bucket, key):
+        client.download_file(bucket, key, str(path))
 
 
 def delete(url: str) -> None:
     """Remove an object, if there is one. Raises as :func:`read_file`."""
-    bucket, key = _split(url)
-    with _s3_errors(url):
-        _s3_client().delete_object(Bucket=bucket, Key=key)
-
-
-def _split(url: str) -> tuple[str, str]:
-    bucket, _, key = url.removeprefix('s3://').partition('/')
-    return bucket, key
+    with _s3(url) as (client, bucket, key):
+        client.delete_object(Bucket=bucket, Key=key)
 
 
 @functools.cache
@@ -119,24 +116,22 @@ def _s3_client() -> Any:
 os.register_at_fork(after_in_child=_s3_client.cache_clear)  # no client can be used across a fork
 
 
-def _code(error: Exception) -> str:
-    return str(getattr(error, 'response', {}).get('Error', {}).get('Code', ''))
-
-
 @contextlib.contextmanager
-def _s3_errors(url: str) -> Iterator[None]:
+def _s3(url: str) -> Iterator[tuple[Any, str, str]]:
+    """The client, and the bucket and the key of ``url``; what goes wrong with them is an InputError."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
+    bucket, _, key = url.removeprefix('s3://').partition('/')
     try:
-        yield
+        yield _s3_client(), bucket, key
     except ClientError as error:
         reason = {
             'NoSuchBucket': 'there is no such bucket',
             'AccessDenied': 'access denied; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY',
             'InvalidAccessKeyId': 'the access key is not known there; check AWS_ACCESS_KEY_ID',
             'SignatureDoesNotMatch': 'the secret key is wrong; check AWS_SECRET_ACCESS_KEY',
-        }.get(_code(error), str(error))
+        }.get(error.response.get('Error', {}).get('Code', ''), str(error))
         raise InputError(f'{url}: {reason}') from None
     except (BotoCoreError, Boto3Error, ValueError) as error:  # ValueError: an endpoint that is no URL
         raise InputError(f'{url}: {error}') from None

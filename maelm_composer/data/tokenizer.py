@@ -63,7 +63,7 @@ def sample_documents(documents: Iterable[str], max_bytes: int) -> list[str]:
         total += len(encoded)
         while total > max_bytes and len(kept) > 1:
             threshold //= 2
-            kept = [item for item in kept if item[0] < threshold]
+            kept = [item for item in kept if item[0] < threshold] or kept[:1]
             total = sum(len(item[1].encode()) for item in kept)
     return [text for _, text in kept]
 

@@ -32,6 +32,7 @@ from maelm_composer.finetuning.checkpoint import (
     read_recipe,
     read_weights,
 )
+from maelm_composer.model.attention import select_attention
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.huggingface import POOLER, HuggingFaceEncoder, find_obstacle, import_encoder, position_offset
 from maelm_composer.model.modeling_maelm import MaelmConfig, MaelmModel
@@ -137,7 +138,7 @@ def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
     """The encoder on the device it runs on. Until then nothing asks for a GPU, so that reading leaves CUDA alone."""
     if isinstance(encoder, Encoder) and device.type == 'cuda':
         # Not flex: rows come in many lengths, and it would compile for each of them.
-        encoder.select_attention(AttentionBackend.sdpa, device.type)
+        select_attention(encoder, AttentionBackend.sdpa, device.type)
     return encoder.to(device)
 
 

@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from maelm_composer.config import AttentionBackend
 from maelm_composer.errors import InputError
 
+MIN_FLEX_HEAD_SIZE = 16  # its GPU kernels refuse less (torch 2.7)
 BLOCK = 128  # tokens along a side of the blocks that FlexAttention skips
 BiasEntry = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, query and key indices
 
@@ -144,13 +145,13 @@ def _compile_flex() -> Any:
 
 
 def choose_backend(
-    requested: AttentionBackend, device_type: str, dropout: float, is_plain_self_attention: bool
+    requested: AttentionBackend, device_type: str, dropout: float, is_plain_self_attention: bool, head_size: int
 ) -> AttentionBackend:
     """What a stack attends with; ``auto`` is the fastest that can carry it.
 
     A CPU is fastest with two matrix products: the fused kernel is slow once its bias needs a gradient, and
     FlexAttention has no compiled backward there. FlexAttention knows neither dropout nor two kinds of attention in a
-    layer, for which SDPA takes the dense bias.
+    layer nor, on a GPU, very narrow heads, for which SDPA takes the dense bias.
 
     Args:
         is_plain_self_attention: bidirectional, without cross-attention.
@@ -158,10 +159,11 @@ def choose_backend(
     Raises:
         InputError: ``flex`` was asked for where it cannot be.
     """
-    can_flex = is_plain_self_attention and not dropout
+    can_flex = is_plain_self_attention and not dropout and (device_type == 'cpu' or head_size >= MIN_FLEX_HEAD_SIZE)
     if requested is AttentionBackend.flex and not can_flex:
         raise InputError(
-            'training.attention flex needs attention_probs_dropout_prob 0 and, in a decoder, attention bidirectional'
+            'training.attention flex needs attention_probs_dropout_prob 0, in a decoder attention bidirectional and, '
+            f'on a GPU, heads at least {MIN_FLEX_HEAD_SIZE} wide'
         )
     if requested is not AttentionBackend.auto:
         return requested
@@ -177,7 +179,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
-        self.backend = AttentionBackend.dense  # see select_backend
+        self.head_size = hidden_size // num_heads
+        self.backend = AttentionBackend.dense  # see select_attention
         self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size)  # one product where one sequence gives all three
         self.output = nn.Linear(hidden_size, hidden_size)
 
@@ -201,12 +204,11 @@ class Attention(nn.Module):
         return tuple(part.transpose(1, 2) for part in split)
 
 
-def select_backend(
-    layers: nn.Module, requested: AttentionBackend, device_type: str, is_plain_self_attention: bool
-) -> AttentionBackend:
-    """Set what every attention of a stack's ``layers`` computes with; see :func:`choose_backend`."""
-    attentions = [module for module in layers.modules() if isinstance(module, Attention)]
-    backend = choose_backend(requested, device_type, attentions[0].dropout, is_plain_self_attention)
-    for attention in attentions:
-        attention.backend = backend
+def select_attention(stack: Any, requested: AttentionBackend, device_type: str) -> AttentionBackend:
+    """Have an encoder or decoder attend as :func:`choose_backend` says from now on; returns what it chose."""
+    attentions = [module for module in stack.modules() if isinstance(module, Attention)]
+    first = attentions[0]
+    backend = choose_backend(requested, device_type, first.dropout, stack.is_plain_self_attention, first.head_size)
+    for module in (stack, *attentions):
+        module.backend = backend
     return backend

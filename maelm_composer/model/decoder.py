@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend, DecoderAttention, ModelConfig
-from maelm_composer.model.attention import Bias, build_attention_bias, select_backend
+from maelm_composer.model.attention import Bias, build_attention_bias
 from maelm_composer.model.embedding import look_up
 from maelm_composer.model.encoder import build_stack_bias
 from maelm_composer.model.layer import Layer, take_rows
@@ -40,6 +40,7 @@ class Decoder(nn.Module):
             )
             for _ in range(decoder.num_hidden_layers)
         )
+        self.is_plain_self_attention = self.attention is DecoderAttention.bidirectional
         self.backend = AttentionBackend.dense
 
     def forward(
@@ -92,12 +93,6 @@ class Decoder(nn.Module):
             memory_bias = memory_bias.gather(2, wanted[:, None, :, None].expand(-1, -1, -1, memory_bias.shape[-1]))
         last_bias = self._forbid_future(last_bias, wanted)
         return self.layers[-1](hidden, last_bias, query_index=wanted, memory=memory, memory_bias=memory_bias)
-
-    def select_attention(self, requested: AttentionBackend, device_type: str) -> AttentionBackend:
-        """Attend as ``attention.choose_backend`` says from now on; returns what it chose."""
-        is_plain = self.attention is DecoderAttention.bidirectional
-        self.backend = select_backend(self.layers, requested, device_type, is_plain)
-        return self.backend
 
     def _forbid_future(self, bias: Bias, query_index: Tensor | None = None) -> Bias:
         """-inf above the diagonal of the (B, ·, T or M, T) bias of the autoregressive decoder."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from maelm_composer.config import AttentionBackend, ModelConfig
-from maelm_composer.model.attention import Bias, build_attention_bias, build_flex_bias, select_backend
+from maelm_composer.model.attention import Bias, build_attention_bias, build_flex_bias
 from maelm_composer.model.embedding import look_up
 from maelm_composer.model.layer import Layer, take_rows
 from maelm_composer.model.relative_position import RelativePositionBias
@@ -23,6 +23,7 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.relative_position = RelativePositionBias(config, config) if config.relative_position_buckets else None
         self.layers = nn.ModuleList(Layer(config, config.layer_norm_eps) for _ in range(config.num_hidden_layers))
+        self.is_plain_self_attention = True
         self.backend = AttentionBackend.dense
 
     def forward(
@@ -55,11 +56,6 @@ class Encoder(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, bias)
             yield hidden
-
-    def select_attention(self, requested: AttentionBackend, device_type: str) -> AttentionBackend:
-        """Attend as ``attention.choose_backend`` says from now on; returns what it chose."""
-        self.backend = select_backend(self.layers, requested, device_type, is_plain_self_attention=True)
-        return self.backend
 
     def _embed(
         self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, tokens: Tensor | None = None

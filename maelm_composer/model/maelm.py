@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend, HeadBiasInit, ModelConfig
+from maelm_composer.model.attention import select_attention
 from maelm_composer.model.decoder import Decoder, take_padded
 from maelm_composer.model.embedding import look_up
 from maelm_composer.model.encoder import Encoder
@@ -50,9 +51,9 @@ class MaskedLanguageModel(nn.Module):
         return MaskedLMOutput(loss, logits.detach(), labels)
 
     def select_attention(self, requested: AttentionBackend, device_type: str) -> dict[str, str]:
-        """Attend as ``attention.choose_backend`` says from now on; returns the name of its choice for each stack."""
+        """As :func:`attention.select_attention`; returns the name of its choice for each stack."""
         stacks = {'encoder': self.encoder, 'decoder': self.decoder}
-        return {n: s.select_attention(requested, device_type).name for n, s in stacks.items() if s is not None}
+        return {n: select_attention(s, requested, device_type).name for n, s in stacks.items() if s is not None}
 
 
 def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None = None) -> MaskedLanguageModel:

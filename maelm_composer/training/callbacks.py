@@ -110,11 +110,6 @@ class TrainingClock(Callback):
             {'time/training_seconds': self.seconds, 'throughput/tokens_per_second': self.tokens_per_second}
         )
 
-    @property
-    def mean_tokens_per_second(self) -> float:
-        """Over this process's timed batches; 0 before the first."""
-        return self.tokens_per_batch * self.timed_batches / self.timed_seconds if self.timed_batches else 0.0
-
 
 class MetricsLog(Callback):
     """One CSV row a batch, on disk before the batch's checkpoint is.
@@ -172,14 +167,12 @@ class Report(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if self.clock.timed_batches == 10:
-            speed = self.clock.mean_tokens_per_second
-            left = state.max_duration.value - state.timestamp.sample.value  # type: ignore[union-attr]
-            tokens = left * self.clock.tokens_per_batch / (state.timestamp.sample.value / state.timestamp.batch.value)
-            hours = tokens / speed / 3600
-            devices = dist.get_world_size()
+            at, seconds = state.timestamp, self.clock.timed_seconds / self.clock.timed_batches
+            left = max(0, state.max_duration.value - at.sample.value)  # type: ignore[union-attr]
+            hours = left / (at.sample.value / at.batch.value) * seconds / 3600
             self.say(
-                f'measured {speed:,.0f} tokens/s: {left:,} samples to go take {hours:.2f} hours, '
-                f'{hours * devices:.2f} device-hours'
+                f'measured {self.clock.tokens_per_batch / seconds:,.0f} tokens/s: {left:,} samples to go take '
+                f'{hours:.2f} hours, {hours * dist.get_world_size():.2f} device-hours'
             )
 
     def eval_end(self, state: State, logger: Logger) -> None:

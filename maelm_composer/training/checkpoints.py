@@ -4,12 +4,14 @@ Composer 0.32.1 writes a checkpoint straight to its final name and removes the "
 one, so a kill in between leaves half a file or no link; here a checkpoint is staged, then renamed, then linked.
 """
 
+import contextlib
 import ctypes
 import json
 import os
 import shutil
 import signal
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 from composer.utils.checkpoint import save_checkpoint
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
@@ -28,12 +30,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from maelm_composer.config import TrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.records import write_json
-from maelm_composer.training.callbacks import TrainingClock
+from maelm_composer.training.callbacks import METRICS, TrainingClock
 from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder, refusing_together
 
 WEIGHTS = 'model.safetensors'
 PROGRESS = 'progress.json'
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+ANOTHER = 'name an older checkpoint in `latest`, or choose another run_name'
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -70,6 +73,7 @@ class Checkpoints(Callback):
     def _note(self, number: int, frame: Any) -> None:
         """Leave the batch in hand whole; the same signal once more ends the process at once."""
         self._signal = number
+        _set_death_signal(0)  # the launcher may die of the same signal: that is no second one
         signal.signal(number, self._handlers[number])
 
     def _agree_on_signal(self, state: State) -> int:
@@ -86,20 +90,21 @@ class Checkpoints(Callback):
         try:
             if dist.get_local_rank() == 0:
                 shutil.rmtree(staged, ignore_errors=True)
-                staged.mkdir(parents=True)
             dist.barrier()
+            staged.mkdir(parents=True, exist_ok=True)  # several nodes may share the disk
             self._stage(state, staged)
-        except (OSError, RuntimeError, CheckpointException) as error:
+        except (OSError, RuntimeError, CheckpointException, SafetensorError) as error:
             shutil.rmtree(staged, ignore_errors=True)
+            before = self.folder.latest()
             raise InputError(
                 f'checkpoint {name} could not be written to {self.folder.local}: {_reason(error)}; '
-                f'the one before it ({self.folder.latest()}) is whole'
+                + (f'the one before it ({before}) is whole' if before else 'there is none before it')
             ) from error
-        if dist.get_global_rank() == 0:
-            self.folder.upload('metrics.csv')
-        self.folder.publish(staged, name)
+        self.folder.publish(staged, name, with_file=METRICS)
         if dist.get_global_rank() == 0 and self.keep > 0:
-            for outdated in self.folder.checkpoints()[: -self.keep]:
+            # Later ones than this were never whole, or a kill came before they were named the latest.
+            whole = [there for there in self.folder.checkpoints() if there <= name]
+            for outdated in whole[: -self.keep]:
                 self.folder.remove(outdated)
 
     def _stage(self, state: State, staged: Path) -> None:
@@ -108,7 +113,8 @@ class Checkpoints(Callback):
         dist.barrier()  # every rank has found its own shard where Composer looks for it
         if dist.get_local_rank() == 0:
             for shards in staged.glob('ep*-ba*'):
-                shards.rename(staged / 'state')
+                with contextlib.suppress(FileNotFoundError):  # another node on the same disk was faster
+                    shards.rename(staged / 'state')
         weights: dict[str, Any] = get_model_state_dict(
             state.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
         )
@@ -138,8 +144,14 @@ def _reason(error: BaseException) -> str:
 
 def follow_launcher() -> None:
     """Composer's launcher dies of a SIGTERM without telling its ranks: have the kernel pass it on to this one."""
-    if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if 'LOCAL_RANK' in os.environ:
+        _set_death_signal(signal.SIGTERM)
+
+
+def _set_death_signal(number: int) -> None:
+    """What the kernel sends this process when its parent ends; 0: nothing."""
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
 
 
 def is_due(state: State, interval_samples: int) -> bool:
@@ -183,13 +195,18 @@ def find_checkpoint(folder: RunFolder, model: nn.Module, is_sharded: bool) -> Ch
                 f'{checkpoint} was written with training.sharding '
                 f'{"ddp" if is_sharded else "shard_grad_op or full_shard"}: go on with it, or choose another run_name'
             )
+        if state.is_file() and not zipfile.is_zipfile(state):
+            raise InputError(f'{state} is damaged: {ANOTHER}')
         progress = json.loads((checkpoint / PROGRESS).read_text(encoding='utf-8'))
     return Checkpoint(state, progress['samples'], progress['training_seconds'])
 
 
 def _assert_fits(weights: Path, model: nn.Module) -> None:
-    with safe_open(weights, 'pt') as file:
-        saved = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a dict
+    try:
+        with safe_open(weights, 'pt') as file:
+            saved = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        raise InputError(f'{weights} is damaged ({error}): {ANOTHER}') from None
     wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     for key in sorted(saved.keys() | wanted.keys()):
         if saved.get(key) != wanted.get(key):

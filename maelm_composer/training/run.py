@@ -64,6 +64,11 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     _share_cores()
     keep_freed_memory()
     follow_launcher()
+    if 0 < torch.cuda.device_count() <= dist.get_local_rank():
+        raise InputError(
+            f'{dist.get_local_world_size()} ranks on this machine, which has {torch.cuda.device_count()} GPUs: '
+            f'start it with composer -n {torch.cuda.device_count()}'
+        )
     # Composer's own default is TF32, which is not what training.precision=fp32 says.
     device = DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
     if dist.get_world_size() > 1 or config.training.sharding is not Sharding.ddp:
@@ -118,8 +123,9 @@ def _train(
     say(_start_screen(config, plan, manifest, attention))
     if checkpoint is not None:
         say(f'going on from {checkpoint.samples:,} samples')
-    if is_first:
-        record = begin_record(folder, config, identity, numbers)
+    with refusing_together():
+        if is_first:
+            record = begin_record(folder, config, identity, numbers)
 
     if config.training.compile:
         # Shapes never change; validation is a second graph. FSDP2 gathers weights between layers, outside any graph.

@@ -36,8 +36,13 @@ class RunFolder:
         self.local = Path(f'runs/{run_name}' if self.is_remote else self.uri).absolute()
 
     def assert_writable(self) -> None:
-        """Write something and read it back."""
+        """Write something and read it back; a working copy must not lie over a run of its own."""
         self.local.mkdir(parents=True, exist_ok=True)
+        if self.is_remote and (self.local / LATEST).is_symlink():
+            raise InputError(
+                f'{self.local} holds a local run, and {self.uri} needs that place for its working copy: '
+                'choose another run_name, or move it'
+            )
         self.write('.probe', 'probe\n')
         if self.read('.probe') is None:
             raise InputError(f'{self.uri} takes a file and does not give it back: check its credentials')
@@ -86,29 +91,34 @@ class RunFolder:
         link = self.local / LATEST
         return os.readlink(link) if link.is_symlink() else None
 
-    def publish(self, staged: Path, name: str) -> None:
+    def publish(self, staged: Path, name: str, with_file: str) -> None:
         """Name a checkpoint once every byte of it is there; a kill before then leaves the one before.
 
         Called by every rank. Nodes need not share a disk where there is an object store; without one they must.
+
+        Args:
+            with_file: of the working copy, brought to an object store before.
         """
+        with refusing_together():
+            if dist.get_global_rank() == 0:
+                self.upload(with_file)
+            if self.is_remote and dist.get_local_rank() == 0:
+                for file in list_names(str(staged), recursive=True):
+                    upload(staged / file, join(self.uri, name, file))
+        with refusing_together():
+            if dist.get_global_rank() == 0:
+                if self.is_remote:
+                    self.write(LATEST, name)
+                else:
+                    if (self.local / name).exists():  # of a run that was killed before the next two lines
+                        shutil.rmtree(self.local / name)
+                    staged.rename(self.local / name)
+                    link = self.local / f'.{LATEST}'
+                    link.unlink(missing_ok=True)
+                    link.symlink_to(name)
+                    link.replace(self.local / LATEST)
         if self.is_remote and dist.get_local_rank() == 0:
-            for file in list_names(str(staged), recursive=True):
-                upload(staged / file, join(self.uri, name, file))
-        dist.barrier()
-        if dist.get_global_rank() == 0:
-            if self.is_remote:
-                self.write(LATEST, name)
-            else:
-                if (self.local / name).exists():  # of a run that was killed before the next two lines
-                    shutil.rmtree(self.local / name)
-                staged.rename(self.local / name)
-                link = self.local / f'.{LATEST}'
-                link.unlink(missing_ok=True)
-                link.symlink_to(name)
-                link.replace(self.local / LATEST)
-        dist.barrier()
-        if dist.get_local_rank() == 0 and staged.exists():
-            shutil.rmtree(staged)
+            shutil.rmtree(staged, ignore_errors=True)
 
     def fetch(self, name: str) -> Path:
         """A checkpoint as a local folder, on every node. Called by every rank."""

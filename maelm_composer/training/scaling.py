@@ -114,10 +114,10 @@ def _keep_a_norm(stack: ModelConfig | DecoderConfig) -> float:
 
 
 def count_visible(config: PretrainingConfig) -> tuple[int, int]:
-    """S and M of a row: tokens that the encoder sees, positions to predict."""
+    """S and M of a row, as the collator has them: tokens that the encoder sees, positions to predict."""
     masking, length = config.masking, config.model.max_seq_len
-    _, masked = count_masked(masking, length)
-    return length - masked + round(masking.encoder_mask_fraction * masked), masked
+    fewest, most = count_masked(masking, length)
+    return length - fewest + round(masking.encoder_mask_fraction * fewest), most
 
 
 def choose_microbatch(config: PretrainingConfig, sharding: Sharding, world_size: int) -> int:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 from pathlib import Path
 
 import pyarrow
@@ -19,6 +20,10 @@ def read(tmp_path: Path, *patterns: str, **fields) -> list[str]:
     return list(iterate_documents([SourceConfig(kind=SourceKind.files, paths=paths, **fields)]))
 
 
+def flip(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :]
+
+
 def test_documentation_is_plenty_english_and_free_of_duplicates():
     documents = list(iterate_documents([SourceConfig(max_documents=800)]))
     assert len(documents) == len(set(documents)) == 800
@@ -30,7 +35,8 @@ def test_documentation_is_plenty_english_and_free_of_duplicates():
 
 def test_txt_documents_are_separated_by_blank_lines(tmp_path):
     (tmp_path / 'a.txt.gz').write_bytes(gzip.compress('é\n\nlast'.encode()))
-    (tmp_path / 'c.txt.zst').write_bytes(zstandard.compress(b'packed\n\nagain'))
+    # As tools that pack in parallel write them: several frames, one after the other.
+    (tmp_path / 'c.txt.zst').write_bytes(zstandard.compress(b'packed\n') + zstandard.compress(b'\nagain'))
     (tmp_path / 'b.txt').write_text('one\n  two\n\n \n\nthree\u2028four\n')
     assert read(tmp_path, '*.txt*') == ['é', 'last', 'one\ntwo', 'three\u2028four', 'packed', 'again']
 
@@ -54,6 +60,10 @@ def test_a_huggingface_dataset_is_streamed_from_a_local_folder(tmp_path, monkeyp
     source.text_column = 'body'
     with pytest.raises(InputError, match=r"no column 'body' \(it has: text\)"):
         list(iterate_documents([source]))
+    source.text_column = 'text'
+    (tmp_path / 'set' / 'train-2.parquet').write_bytes(b'PAR1, cut short')
+    with pytest.raises(InputError, match=r'dataset \S+/set: cannot be read'):
+        list(iterate_documents([source]))
     source.dataset = str(tmp_path / 'nowhere')
     with pytest.raises(InputError, match='nowhere'):
         list(iterate_documents([source]))
@@ -65,7 +75,9 @@ def test_a_huggingface_dataset_is_streamed_from_a_local_folder(tmp_path, monkeyp
         ('x.txt', b'fine\ncaf\xe9\n', r'x\.txt, line 2: not UTF-8'),
         ('x.txt.gz', b'not gzip', r'x\.txt\.gz: cannot be unpacked'),
         ('x.txt.gz', gzip.compress(b'cut short' * 99)[:-9], r'x\.txt\.gz: cannot be unpacked'),
+        ('x.txt.gz', flip(gzip.compress(random.Random(0).randbytes(9999)), 5000), r'x\.txt\.gz: '),
         ('x.txt.zst', b'not zstd', r'x\.txt\.zst: cannot be unpacked'),
+        ('x.txt.zst', zstandard.compress(b'cut short\n' * 99)[:-9], r'x\.txt\.zst: cannot be unpacked'),
         ('x.jsonl', b'{"text": "a"}\n{"text": ', r'x\.jsonl, line 2: not JSON'),
         ('x.jsonl', b'{"body": "a"}', r"x\.jsonl, line 1: no field 'text' \(it has: body\); set text_column"),
         ('x.jsonl', b'{"text": 3}', r"x\.jsonl, line 1: column 'text' holds int"),

@@ -1,20 +1,28 @@
 """The order is a function of (seed, epoch) alone, and a killed run leaves nothing in the way of the next."""
 
+import contextlib
 import gc
+import hashlib
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from streaming import StreamingDataLoader
 
 from maelm_composer.cli import find_dead_segments
 from maelm_composer.config import DataConfig
+from maelm_composer.data import storage
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.shards import build_shards
@@ -64,11 +72,30 @@ def list_unpacked() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in Path(os.environ['MAELM_CACHE']).rglob('*.mds')}
 
 
-def start_rank(remote: str, *arguments: object, **environment: str) -> subprocess.Popen:
+def start_rank(remote: str, *arguments: object, stderr: int | None = None, **environment: str) -> subprocess.Popen:
     command = [sys.executable, '-c', RANK, remote, *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}, start_new_session=True
-    )
+    env = {**os.environ, **environment}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env, start_new_session=True)
+
+
+@contextlib.contextmanager
+def serve_s3(answer: Callable[[str], tuple[int, bytes]], promised: int | None = None) -> Iterator[str]:
+    """A server on loopback that answers a GET as told; with ``promised``, says that so many bytes will come."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, content = answer(self.path)
+            self.send_response(status)
+            self.send_header('Content-Length', str(promised or len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}'
+        server.shutdown()
 
 
 def test_rows_come_whole_with_their_index_and_epoch(shards):
@@ -221,12 +248,73 @@ def test_a_damaged_shard_is_named(shards, workers):
         iterate(shards.remote, workers=workers)
 
 
+def test_a_shard_that_another_worker_could_not_fetch_is_named(shards):
+    """A worker that waits for a shard hears that another one failed to fetch it, however late, and waits no longer."""
+
+    def answer(key: str) -> tuple[int, bytes]:
+        if '/train/00000/' in key:
+            time.sleep(3)  # the other worker has everything else by now
+            return 404, b'<Error><Code>NoSuchKey</Code></Error>'
+        return 200, Path(shards.remote, key.removeprefix('/corpus/')).read_bytes()
+
+    with serve_s3(answer) as url:
+        process = start_rank('s3://corpus', GLOBAL_BATCH, 2, 1, 0, S3_ENDPOINT_URL=url, stderr=subprocess.PIPE)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode
+    assert 'train/00000/shard.00000.mds.zstd is missing' in said
+
+
+def test_a_cache_emptied_under_a_run_is_filled_again(shards):
+    whole = list(open_rows(shards.remote))
+    rows = open_rows(shards.remote)
+    again = []
+    for item in rows:
+        again.append(item)
+        for path in list_unpacked():
+            path.unlink()
+    assert [item['row'] for item in again] == [item['row'] for item in whole]
+    assert all((a['input_ids'] == b['input_ids']).all() for a, b in zip(again, whole, strict=True))
+
+
+def test_the_same_rows_packed_to_other_bytes_are_read_with_their_own_index(shards):
+    whole = iterate(shards.remote)
+    for path in list_unpacked():
+        path.unlink()
+    index = Path(shards.remote, 'train', 'index.json')
+    listed = json.loads(index.read_text())
+    for entry in listed['shards']:
+        packed = Path(shards.remote, 'train', entry['zip_data']['basename'])
+        content = zstandard.compress(zstandard.decompress(packed.read_bytes()), level=1)
+        packed.write_bytes(content)
+        entry['zip_data'] |= {'bytes': len(content), 'hashes': {'sha1': hashlib.sha1(content).hexdigest()}}
+    index.write_text(json.dumps(listed))
+    assert iterate(shards.remote) == whole
+
+
 def test_rows_are_read_from_s3_as_from_a_folder(shards):
     local = iterate(shards.remote)
     shards.remote = 's3://corpus/dataset'
     build_tokenizer(shards)
     build_shards(shards)
     assert iterate(shards.remote, workers=2) == local
+
+
+def test_an_answer_cut_off_is_asked_for_again(monkeypatch):
+    cuts, asked = 2, []
+
+    def answer(key: str) -> tuple[int, bytes]:
+        asked.append(key)
+        return 200, b'whole' if len(asked) > cuts else b'cut'
+
+    with serve_s3(answer, promised=5) as url:
+        monkeypatch.setenv('S3_ENDPOINT_URL', url)
+        storage._s3_client.cache_clear()
+        assert storage.read_file('s3://corpus/x') == b'whole'
+        assert asked == ['/corpus/x'] * 3
+        cuts = 99
+        with pytest.raises(InputError, match=r's3://corpus/x: '):
+            storage.read_file('s3://corpus/x')
+        assert len(asked) == 6
 
 
 def test_the_remote_is_only_read(shards):

@@ -98,14 +98,15 @@ def test_block_masks_are_those_of_torch(queries, keys):
 
 
 def test_auto_is_the_fastest_that_can_carry_the_stack():
-    assert choose_backend(AUTO, 'cpu', 0.0, True) is DENSE
-    assert choose_backend(AUTO, 'cuda', 0.0, True) is FLEX
-    assert choose_backend(AUTO, 'cuda', 0.1, True) is SDPA  # FlexAttention has no dropout
-    assert choose_backend(AUTO, 'cuda', 0.0, False) is SDPA  # cross-attention, or causal
-    assert choose_backend(SDPA, 'cpu', 0.0, True) is SDPA
-    for dropout, is_plain in ((0.1, True), (0.0, False)):
+    assert choose_backend(AUTO, 'cpu', 0.0, True, 64) is DENSE
+    assert choose_backend(AUTO, 'cuda', 0.0, True, 64) is FLEX
+    assert choose_backend(AUTO, 'cuda', 0.1, True, 64) is SDPA  # FlexAttention has no dropout
+    assert choose_backend(AUTO, 'cuda', 0.0, False, 64) is SDPA  # cross-attention, or causal
+    assert choose_backend(AUTO, 'cuda', 0.0, True, 8) is SDPA  # narrower heads than FlexAttention's kernels take
+    assert choose_backend(SDPA, 'cpu', 0.0, True, 64) is SDPA
+    for dropout, is_plain, head_size in ((0.1, True, 64), (0.0, False, 64), (0.0, True, 8)):
         with pytest.raises(ValueError, match='flex needs'):
-            choose_backend(FLEX, 'cuda', dropout, is_plain)
+            choose_backend(FLEX, 'cuda', dropout, is_plain, head_size)
 
 
 @pytest.mark.parametrize('backend', [DENSE, FLEX])

@@ -63,6 +63,14 @@ def test_a_bucket_that_is_not_there_is_told_before_training(bucket, recipe):
         pretrain(recipe('save_folder=s3://nowhere/x'))
 
 
+def test_a_working_copy_never_lies_over_a_local_run(bucket, recipe):
+    pretrain(recipe('training.max_samples=32', 'optimizer.warmup_samples=16'))
+    before = {path: path.read_bytes() for path in Path('runs').rglob('*') if path.is_file()}
+    with pytest.raises(InputError, match=r'runs/recipe holds a local run, and s3://runs/x needs that place'):
+        pretrain(recipe('save_folder=s3://runs/x'))
+    assert {path: path.read_bytes() for path in Path('runs').rglob('*') if path.is_file()} == before
+
+
 def test_an_endpoint_that_does_not_answer_is_told_before_training(bucket, recipe, monkeypatch):
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))

@@ -40,18 +40,20 @@ def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_
 def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
     pretrain(recipe('save_folder=one', *EXACT))
     arguments = ('recipe.yaml', 'save_folder=two', f'training.sharding={sharding}', *EXACT)
+    process = start(*arguments, ranks=2)
+    wait_for(lambda: Path('two/metrics.csv').exists() and Path('two/metrics.csv').read_text().count('\n') > 3)
     if sharding == 'full_shard':
-        process = start(*arguments, ranks=2)
-        wait_for(lambda: Path('two/metrics.csv').exists() and Path('two/metrics.csv').read_text().count('\n') > 3)
         process.terminate()  # the launcher passes nothing on, and yet the ranks save
-        process.wait()
-        wait_for(lambda: Path('two/latest').is_symlink())
+    else:
+        os.killpg(process.pid, signal.SIGTERM)  # which reaches the ranks twice: the launcher ends of it as well
+    process.wait()
+    wait_for(lambda: Path('two/latest').is_symlink())
+    if sharding == 'full_shard':
         assert len(list(Path('two/latest/state').glob('*.distcp'))) == 2
     process = start(*arguments, ranks=2)
     out, _ = process.communicate(timeout=100)
     assert process.returncode == 0, out
-    if sharding == 'full_shard':
-        assert 'going on from' in out
+    assert 'going on from' in out
     ours, theirs = (load_file(f'{folder}/latest/model.safetensors') for folder in ('one', 'two'))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
@@ -64,23 +66,43 @@ def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, sta
     assert 'Traceback' not in out
 
 
+def start_nodes(start, monkeypatch, *arguments):
+    """Two nodes of one rank each."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    common = {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+    nodes = []
+    for node in range(2):
+        for name, value in (common | {'RANK': node, 'NODE_RANK': node}).items():
+            monkeypatch.setenv(name, str(value))
+        nodes.append(start('recipe.yaml', *arguments))
+    return nodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('sharding', ['ddp', 'full_shard'])
+def test_two_nodes_save_to_one_disk(recipe, start, monkeypatch, sharding):
+    often = ('training.max_samples=256', 'training.checkpoint_interval_samples=16', f'training.sharding={sharding}')
+    for process in start_nodes(start, monkeypatch, 'save_folder=shared', *often):
+        out, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, out
+    saved = sorted(Path('shared').glob('samples-*'))
+    assert len(saved) == 16
+    for checkpoint in saved:
+        assert (checkpoint / 'model.safetensors').is_file()
+        assert (checkpoint / ('state.pt' if sharding == 'ddp' else 'state')).exists()
+    assert not Path('shared/.saving').exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'save_folder, reason', [('busy', 'another run is at work in'), ('file', '[Errno 17] File exists')]
 )
 def test_what_one_node_refuses_ends_all_nodes(recipe, start, monkeypatch, save_folder, reason):
     Path('file').touch()
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
-    common = {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
     with hold(Path('busy').absolute(), 'run'):
-        nodes = []
-        for node in range(2):
-            for name, value in (common | {'RANK': node, 'NODE_RANK': node}).items():
-                monkeypatch.setenv(name, str(value))
-            nodes.append(start('recipe.yaml', f'save_folder={save_folder}'))
-        for process in nodes:
+        for process in start_nodes(start, monkeypatch, f'save_folder={save_folder}'):
             out, _ = process.communicate(timeout=100)
             assert process.returncode == 2, out
             assert out.count(f'error: {reason}') == 1

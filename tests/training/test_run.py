@@ -115,10 +115,12 @@ def test_fp32_on_a_gpu_is_not_tf32(recipe):
 
 
 @pytest.mark.slow
-def test_a_sharded_run_can_be_compiled(recipe, start):
+@pytest.mark.parametrize('sharding, ranks', [('full_shard', 0), ('ddp', 2)])
+def test_a_run_on_several_ranks_can_be_compiled(recipe, start, sharding, ranks):
     short = ('training.max_samples=64', 'model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0')
     eager = pretrain(recipe('run_name=eager', *short))
-    process = start('recipe.yaml', 'run_name=compiled', 'training.sharding=full_shard', 'training.compile=true', *short)
+    changes = (f'training.sharding={sharding}', 'training.compile=true', *short)
+    process = start('recipe.yaml', 'run_name=compiled', *changes, ranks=ranks)
     out, _ = process.communicate(timeout=500)
     assert process.returncode == 0, out
     compiled = json.loads(Path('runs/compiled/record.json').read_text())
@@ -172,6 +174,23 @@ def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe):
     folder = Path(config.save_folder)
     assert [p.name for p in folder.glob('*samples-*')] == ['samples-000000000128']
     pretrain(config)
+
+
+def test_a_checkpoint_that_was_never_named_the_latest_costs_no_other(recipe):
+    config = recipe('training.checkpoints_to_keep=1')
+    Path(config.save_folder, 'samples-000000999999').mkdir(parents=True)  # as a kill leaves it
+    pretrain(config)
+    assert Path(config.save_folder, 'latest/model.safetensors').is_file()
+
+
+@pytest.mark.parametrize('name', ['model.safetensors', 'state.pt'])
+def test_a_damaged_checkpoint_is_named(recipe, name):
+    short = ('training.max_samples=64', 'training.eval_interval_samples=64')
+    pretrain(recipe(*short))
+    path = Path('runs/recipe/latest', name)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match=rf'samples-\d+/{name} is damaged.*name an older checkpoint'):
+        pretrain(recipe(*short))
 
 
 @pytest.mark.parametrize(
