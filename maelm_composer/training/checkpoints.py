@@ -71,10 +71,13 @@ class Checkpoints(Callback):
         self._handlers.clear()
 
     def _note(self, number: int, frame: Any) -> None:
-        """Leave the batch in hand whole; the same signal once more ends the process at once."""
+        """Leave the batch in hand whole; Ctrl-C once more ends the process at once.
+
+        SIGTERM may come twice for one: to the whole process group, and from the launcher, which is in it.
+        """
         self._signal = number
-        _set_death_signal(0)  # the launcher may die of the same signal: that is no second one
-        signal.signal(number, self._handlers[number])
+        if number == signal.SIGINT:
+            signal.signal(number, self._handlers[number])
 
     def _agree_on_signal(self, state: State) -> int:
         """A signal reaches the ranks at different batches; all act on it at the same one."""
@@ -144,14 +147,8 @@ def _reason(error: BaseException) -> str:
 
 def follow_launcher() -> None:
     """Composer's launcher dies of a SIGTERM without telling its ranks: have the kernel pass it on to this one."""
-    if 'LOCAL_RANK' in os.environ:
-        _set_death_signal(signal.SIGTERM)
-
-
-def _set_death_signal(number: int) -> None:
-    """What the kernel sends this process when its parent ends; 0: nothing."""
-    if sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
+    if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def is_due(state: State, interval_samples: int) -> bool:

@@ -130,15 +130,18 @@ def count_rows(folder: str) -> int:
 
 @pytest.fixture
 def start():
-    """``start(*arguments)``: ``python train.py ...``; with ``ranks=2``: ``composer -n 2 train.py ...``."""
+    """``start(*arguments)``: ``python train.py ...``; with ``ranks=2``: ``composer -n 2 train.py ...``.
+
+    ``before``: the command that runs it.
+    """
     started = []
 
-    def launch(*arguments: str, ranks: int = 0) -> subprocess.Popen:
+    def launch(*arguments: str, ranks: int = 0, before: tuple[str, ...] = ()) -> subprocess.Popen:
         train = str(ROOT / 'train.py')
         launcher = [str(Path(sys.executable).with_name('composer')), '-n', str(ranks)]
         started.append(
             subprocess.Popen(
-                [*(launcher if ranks else [sys.executable]), train, *arguments],
+                [*before, *(launcher if ranks else [sys.executable]), train, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -1,8 +1,10 @@
 """What only real processes show: SIGKILL, the launcher, two ranks."""
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,9 +45,9 @@ def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
     process = start(*arguments, ranks=2)
     wait_for(lambda: Path('two/metrics.csv').exists() and Path('two/metrics.csv').read_text().count('\n') > 3)
     if sharding == 'full_shard':
-        process.terminate()  # the launcher passes nothing on, and yet the ranks save
+        process.terminate()  # the launcher alone
     else:
-        os.killpg(process.pid, signal.SIGTERM)  # which reaches the ranks twice: the launcher ends of it as well
+        os.killpg(process.pid, signal.SIGTERM)  # of which each rank gets one more, from the launcher
     process.wait()
     wait_for(lambda: Path('two/latest').is_symlink())
     if sharding == 'full_shard':
@@ -66,33 +68,40 @@ def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, sta
     assert 'Traceback' not in out
 
 
-def start_nodes(start, monkeypatch, *arguments):
-    """Two nodes of one rank each."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
-    common = {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
-    nodes = []
-    for node in range(2):
-        for name, value in (common | {'RANK': node, 'NODE_RANK': node}).items():
-            monkeypatch.setenv(name, str(value))
-        nodes.append(start('recipe.yaml', *arguments))
-    return nodes
+ISOLATED = ('unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh')
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which('unshare') is None or subprocess.run([*ISOLATED, 'true'], capture_output=True).returncode != 0,
+    reason='two machines are two sets of shared memory, and mounting one takes the rights to',
+)
 @pytest.mark.parametrize('sharding', ['ddp', 'full_shard'])
-def test_two_nodes_save_to_one_disk(recipe, start, monkeypatch, sharding):
+def test_two_nodes_save_to_one_disk(recipe, start, monkeypatch, tmp_path_factory, sharding):
+    recipe()
     often = ('training.max_samples=256', 'training.checkpoint_interval_samples=16', f'training.sharding={sharding}')
-    for process in start_nodes(start, monkeypatch, 'save_folder=shared', *often):
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    nodes = []
+    for node in range(2):
+        own = {'RANK': node, 'NODE_RANK': node, 'TMPDIR': tmp_path_factory.mktemp('node')}
+        for name, value in (make_node(port) | own).items():
+            monkeypatch.setenv(name, str(value))
+        nodes.append(start('recipe.yaml', 'save_folder=shared', *often, before=ISOLATED))
+    for process in nodes:
         out, _ = process.communicate(timeout=200)
         assert process.returncode == 0, out
     saved = sorted(Path('shared').glob('samples-*'))
     assert len(saved) == 16
-    for checkpoint in saved:
-        assert (checkpoint / 'model.safetensors').is_file()
-        assert (checkpoint / ('state.pt' if sharding == 'ddp' else 'state')).exists()
+    wanted = {'model.safetensors', 'progress.json', 'state.pt' if sharding == 'ddp' else 'state'}
+    assert all({path.name for path in checkpoint.iterdir()} == wanted for checkpoint in saved)
     assert not Path('shared/.saving').exists()
+
+
+def make_node(port: int) -> dict[str, object]:
+    """The environment of one of two nodes of one rank each."""
+    return {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
 
 
 @pytest.mark.slow
@@ -101,8 +110,16 @@ def test_two_nodes_save_to_one_disk(recipe, start, monkeypatch, sharding):
 )
 def test_what_one_node_refuses_ends_all_nodes(recipe, start, monkeypatch, save_folder, reason):
     Path('file').touch()
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
     with hold(Path('busy').absolute(), 'run'):
-        for process in start_nodes(start, monkeypatch, f'save_folder={save_folder}'):
+        nodes = []
+        for node in range(2):
+            for name, value in (make_node(port) | {'RANK': node, 'NODE_RANK': node}).items():
+                monkeypatch.setenv(name, str(value))
+            nodes.append(start('recipe.yaml', f'save_folder={save_folder}'))
+        for process in nodes:
             out, _ = process.communicate(timeout=100)
             assert process.returncode == 2, out
             assert out.count(f'error: {reason}') == 1
