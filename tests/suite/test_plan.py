@@ -32,7 +32,7 @@ def test_flops_are_those_of_the_batches_that_are_made(demo):
         visible = int(collator.visible_length(length))
         masked = length if collator.predicts_every_token else round(0.15 * length)
         per_row = sum(count_forward_flops(config.model, visible, masked).values())
-        assert count_training_flops(config) == 3 * 4800 * per_row
+        assert count_training_flops(config) == 3 * 3840 * per_row
 
 
 def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
@@ -47,13 +47,13 @@ def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
 
 def make_finetuning(suite):
     """What decides whether a record of MAE-LM's last checkpoint counts."""
-    config = dataclasses.replace(suite.load_finetuning(MAE_LM, 4800, ['demo_pair']), task='demo_pair')
+    config = dataclasses.replace(suite.load_finetuning(MAE_LM, 3840, ['demo_pair']), task='demo_pair')
     (point,) = list_points(config, find_task('demo_pair'))
     return {
         'status': 'finished',
         'task': 'demo_pair',
         'seed': 1,
-        'checkpoint': {'run_name': 'demo', 'samples': 4800},
+        'checkpoint': {'run_name': 'demo', 'samples': 3840},
         'point': dataclasses.asdict(point),
         'protocol': describe_protocol(config) | {'max_seq_len': 64},  # the checkpoint's own
     }
@@ -67,12 +67,12 @@ def test_records_are_found(demo):
     record = make_finetuning(demo)
     for seed in (1, 2):
         write_record(demo.finetuning_folder / f'{seed}.json', record | {'seed': seed})
-    failed = record | {'status': 'failed', 'seed': 1, 'checkpoint': {'run_name': 'demo', 'samples': 1600}}
+    failed = record | {'status': 'failed', 'seed': 1, 'checkpoint': {'run_name': 'demo', 'samples': 1280}}
     write_record(demo.finetuning_folder / 'failed.json', failed)
-    write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 4800}})
+    write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 3840}})
     after = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     done = {name for name, item in after.items() if item.done == item.total and item.step.model is not None}
-    assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 4,800, demo_pair'}
+    assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 3,840, demo_pair'}
     assert all(after[name].seconds == 0 and before[name].seconds > 0 for name in done)
     assert after['fine-tuning demo at 1,600, demo_pair'] == before['fine-tuning demo at 1,600, demo_pair']
 
@@ -94,7 +94,7 @@ def test_records_of_another_recipe_do_not_count(demo):
         write_record(demo.finetuning_folder / 'one.json', record | change)
         assert count_done() == {}
     write_record(demo.finetuning_folder / 'one.json', record)
-    assert list(count_done()) == ['fine-tuning demo at 4,800, demo_pair']
+    assert list(count_done()) == ['fine-tuning demo at 3,840, demo_pair']
 
 
 def test_a_machine_shows_the_gpus_that_this_process_may_use(tmp_path, monkeypatch):
@@ -120,7 +120,7 @@ def test_measured_speed_takes_the_place_of_the_model(demo):
     assert mine.basis == 'measured speed, 2.0e+11 FLOP/s'
     flops = count_training_flops(demo.load_pretraining(mine.step.model))
     assert mine.seconds == pytest.approx(flops / 2e11 + 4)
-    assert items['fine-tuning demo at 4,800, 4 tasks'].basis.endswith('measured runs')
+    assert items['fine-tuning demo at 3,840, 4 tasks'].basis.endswith('measured runs')
     elsewhere = make_run('demo')
     elsewhere['provenance']['cpu'] = 'another'
     write_record(demo.records / 'pretraining/demo.json', elsewhere)
