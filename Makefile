@@ -13,6 +13,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: $(VENV)/.ready  ## every table and figure at demo scale, from documents to the page, on two CPU cores
 	pytest -q bench/
+	maelm runs runs/suite/demo/runs/demo runs/suite/demo/runs/demo-roberta
 	maelm report --scale demo
 
 test: $(VENV)/.ready  ## the fast suite; with MAELM_DATA naming a folder of real data, that too

@@ -74,7 +74,7 @@ def test_records_are_found(demo):
     done = {name for name, item in after.items() if item.done == item.total and item.step.model is not None}
     assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 3,840, demo_pair'}
     assert all(after[name].seconds == 0 and before[name].seconds > 0 for name in done)
-    assert after['fine-tuning demo at 1,600, demo_pair'] == before['fine-tuning demo at 1,600, demo_pair']
+    assert after['fine-tuning demo at 1,280, demo_pair'] == before['fine-tuning demo at 1,280, demo_pair']
 
 
 def test_records_of_another_recipe_do_not_count(demo):
