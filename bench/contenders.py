@@ -20,7 +20,6 @@ from maelm_composer.device import keep_freed_memory
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.model.maelm import build_model
-from maelm_composer.training.scaling import count_visible
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 FORWARD_AND_BACKWARD = 3
@@ -111,9 +110,9 @@ def make_ours(
     model.select_attention(attention, DEVICE)
     if compiled:
         model.compile(fullgraph=True, dynamic=False)
-    per_row = sum(count_forward_flops(recipe.model, *count_visible(recipe)).values())
-    figures = Figures(flops=FORWARD_AND_BACKWARD * shape.batch * per_row)
-    return Contender(make_step(model, lambda: model(batch).loss, precision), figures)
+    visible, masked = batch['input_ids'].shape[1], batch['masked_index'].shape[1]
+    flops = FORWARD_AND_BACKWARD * shape.batch * sum(count_forward_flops(recipe.model, visible, masked).values())
+    return Contender(make_step(model, lambda: model(batch).loss, precision), Figures(flops))
 
 
 def make_hugging_face(

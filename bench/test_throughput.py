@@ -82,7 +82,9 @@ def measure(
     return figures, median, statistics.median(peaks[1:]) if peaks else 0.0
 
 
-def describe(name: str, shape: Shape, precision: Precision, median: dict[str, float]) -> dict[str, Any]:
+def describe(
+    name: str, shape: Shape, precision: Precision, figures: dict[str, Figures], median: dict[str, float]
+) -> dict[str, Any]:
     """The columns of every row."""
     return {
         'contender': name,
@@ -94,6 +96,8 @@ def describe(name: str, shape: Shape, precision: Precision, median: dict[str, fl
         'milliseconds_per_step': round(median[name] * 1e3, 2),
         'tokens_per_second': round(shape.tokens / median[name], 1),
         'times_hugging_face_eager': round(median[HF_EAGER] / median[name], 3),
+        'peak_step_mebibytes': round(figures[name].peak_bytes / 2**20),
+        'steps': len(figures[name].seconds) - TIMED_STEPS,
     }
 
 
@@ -107,12 +111,10 @@ def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape
     print(f'{"":44}' + ''.join(f'{title:>11}' for title in header))
     for name, measured in figures.items():
         seconds, speed = median[name], measured.flops / median[name]
-        row = describe(name, shape, precision, median) | {
+        row = describe(name, shape, precision, figures, median) | {
             'times_hugging_face_compiled': round(median[HF_COMPILED] / seconds, 3),
             'gflops_per_second': round(speed / 1e9, 1) or None,
             'share_of_matrix_product_peak': round(speed / peak, 3) or None,
-            'peak_step_mebibytes': round(measured.peak_bytes / 2**20),
-            'steps': rounds * TIMED_STEPS,
         }
         record('training', row)
         benchmark.extra_info[name] = row
@@ -142,15 +144,15 @@ def test_growth_with_batch(benchmark: Callable, record: Callable, batch: int) ->
 
 
 def compare_eager(benchmark: Callable, record: Callable, shape: Shape) -> None:
-    peer, rounds = partial(make_hugging_face, shape, BF16, compiled=False, has_bias=False), 3
+    peer = partial(make_hugging_face, shape, BF16, compiled=False, has_bias=False)
     makers = {
         HF_EAGER: peer,
         HF_MEMORY_KEPT: partial(peer, keeps_memory=True),
         'our RoBERTa, eager': partial(make_ours, shape, make_recipe(shape, False), BF16, compiled=False),
         'our MAE-LM, eager': partial(make_ours, shape, make_recipe(shape, True), BF16, compiled=False),
     }
-    _, median, _ = measure(benchmark, makers, rounds)
+    figures, median, _ = measure(benchmark, makers, rounds=3)
     for name in makers:
-        row = describe(name, shape, BF16, median) | {'steps': rounds * TIMED_STEPS}
+        row = describe(name, shape, BF16, figures, median)
         record('growth', row)
         print(f'\n{shape}, {name}: {row["tokens_per_second"]:,.0f} tokens/s, {row["times_hugging_face_eager"]}', end='')

@@ -26,7 +26,7 @@ def keep_freed_memory(keeps: bool = True) -> None:
     """
     library = ctypes.CDLL(None)
     if hasattr(library, 'mallopt'):
-        # Before glibc 2.35 it refuses more than 32 MiB, and what it would have grown to by itself is that.
+        # An older glibc refuses more than 32 MiB, which is also what the threshold would have grown to by itself.
         library.mallopt(M_MMAP_THRESHOLD, 2**30 if keeps else 2**25) or library.mallopt(M_MMAP_THRESHOLD, 2**25)
         library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1 if keeps else 64 * 2**20)
         if not keeps:

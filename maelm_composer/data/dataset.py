@@ -163,7 +163,7 @@ class PretrainingRows(StreamingDataset):
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Fetch a shard if it is not here. In a download thread a failure is kept for :meth:`__iter__` to raise."""
-        # Nothing evicts it, and the stock method takes a file lock for every row; but one that is missed is fetched.
+        # The stock method takes a file lock for every row. Blocking, it is called for a row whose shard is not there.
         if not blocking and shard_id in self._here:
             return
         try:

@@ -179,7 +179,6 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
-        self.head_size = hidden_size // num_heads
         self.backend = AttentionBackend.dense  # see select_attention
         self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size)  # one product where one sequence gives all three
         self.output = nn.Linear(hidden_size, hidden_size)
@@ -208,7 +207,8 @@ def select_attention(stack: Any, requested: AttentionBackend, device_type: str) 
     """Have an encoder or decoder attend as :func:`choose_backend` says from now on; returns what it chose."""
     attentions = [module for module in stack.modules() if isinstance(module, Attention)]
     first = attentions[0]
-    backend = choose_backend(requested, device_type, first.dropout, stack.is_plain_self_attention, first.head_size)
+    head_size = first.output.in_features // first.num_heads
+    backend = choose_backend(requested, device_type, first.dropout, stack.is_plain_self_attention, head_size)
     for module in (stack, *attentions):
         module.backend = backend
     return backend

@@ -146,7 +146,7 @@ def _reason(error: BaseException) -> str:
 
 
 def follow_launcher() -> None:
-    """Composer's launcher dies of a SIGTERM without telling its ranks: have the kernel pass it on to this one."""
+    """A launcher that is killed cannot tell its ranks: have the kernel send this one a SIGTERM then."""
     if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 

@@ -71,25 +71,37 @@ def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, sta
 ISOLATED = ('unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh')
 
 
+@pytest.fixture
+def start_nodes(start, monkeypatch, tmp_path_factory):
+    """``start_nodes(*arguments)``: the same run on two nodes of one rank each."""
+
+    def launch(*arguments: str, before: tuple[str, ...] = ()) -> list[subprocess.Popen]:
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            port = probe.getsockname()[1]
+        common = {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1}
+        common |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+        nodes = []
+        for node in range(2):
+            own = {'RANK': node, 'NODE_RANK': node, 'TMPDIR': tmp_path_factory.mktemp('node')}
+            for name, value in (common | own).items():
+                monkeypatch.setenv(name, str(value))
+            nodes.append(start('recipe.yaml', *arguments, before=before))
+        return nodes
+
+    return launch
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which('unshare') is None or subprocess.run([*ISOLATED, 'true'], capture_output=True).returncode != 0,
     reason='two machines are two sets of shared memory, and mounting one takes the rights to',
 )
 @pytest.mark.parametrize('sharding', ['ddp', 'full_shard'])
-def test_two_nodes_save_to_one_disk(recipe, start, monkeypatch, tmp_path_factory, sharding):
+def test_two_nodes_save_to_one_disk(recipe, start_nodes, sharding):
     recipe()
     often = ('training.max_samples=256', 'training.checkpoint_interval_samples=16', f'training.sharding={sharding}')
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
-    nodes = []
-    for node in range(2):
-        own = {'RANK': node, 'NODE_RANK': node, 'TMPDIR': tmp_path_factory.mktemp('node')}
-        for name, value in (make_node(port) | own).items():
-            monkeypatch.setenv(name, str(value))
-        nodes.append(start('recipe.yaml', 'save_folder=shared', *often, before=ISOLATED))
-    for process in nodes:
+    for process in start_nodes('save_folder=shared', *often, before=ISOLATED):
         out, _ = process.communicate(timeout=200)
         assert process.returncode == 0, out
     saved = sorted(Path('shared').glob('samples-*'))
@@ -99,27 +111,14 @@ def test_two_nodes_save_to_one_disk(recipe, start, monkeypatch, tmp_path_factory
     assert not Path('shared/.saving').exists()
 
 
-def make_node(port: int) -> dict[str, object]:
-    """The environment of one of two nodes of one rank each."""
-    return {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'save_folder, reason', [('busy', 'another run is at work in'), ('file', '[Errno 17] File exists')]
 )
-def test_what_one_node_refuses_ends_all_nodes(recipe, start, monkeypatch, save_folder, reason):
+def test_what_one_node_refuses_ends_all_nodes(recipe, start_nodes, save_folder, reason):
     Path('file').touch()
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
     with hold(Path('busy').absolute(), 'run'):
-        nodes = []
-        for node in range(2):
-            for name, value in (make_node(port) | {'RANK': node, 'NODE_RANK': node}).items():
-                monkeypatch.setenv(name, str(value))
-            nodes.append(start('recipe.yaml', f'save_folder={save_folder}'))
-        for process in nodes:
+        for process in start_nodes(f'save_folder={save_folder}'):
             out, _ = process.communicate(timeout=100)
             assert process.returncode == 2, out
             assert out.count(f'error: {reason}') == 1
