@@ -82,7 +82,10 @@ def list_artefacts(session: pytest.Session) -> list[str]:
 def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
     """The chosen scale, with Ray running; at the end the planner's estimate is held against the clock."""
     with _chdir(ROOT):
+        from maelm_composer.suite.run import settle_precision
+
         suite = load_suite(*_read_options(request.config))
+        suite = settle_precision(suite)
         artefacts, estimated = find_artefacts(list_artefacts(request.session)), 0.0
         with contextlib.suppress(InputError):  # a GPU of unknown peak: the runs go on without an estimate
             estimated = sum_seconds(plan_suite(suite, artefacts, find_device()))

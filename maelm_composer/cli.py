@@ -130,7 +130,7 @@ def rank(
     text: Annotated[list[str] | None, typer.Option(help='Text files instead of shards; a glob, repeatable.')] = None,
     max_tokens: Annotated[int, typer.Option(help='Real tokens to read.')] = 5_000_000,
     centered: Annotated[bool, typer.Option(help='Subtract the mean row first; the paper does not.')] = False,
-    precision: Annotated[str, typer.Option(help='fp32 or bf16, of the forward passes.')] = 'fp32',
+    precision: Annotated[str, typer.Option(help='fp32, bf16, or auto, of the forward passes.')] = 'fp32',
     implementation: Annotated[str, typer.Option(help='auto, ours or huggingface.')] = 'auto',
     folder: Annotated[str, typer.Option(help='Where the records lie.')] = 'ranks',
 ) -> None:

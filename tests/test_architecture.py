@@ -12,7 +12,19 @@ PACKAGE = ROOT / 'maelm_composer'
 MODULES = sorted(PACKAGE.rglob('*.py'))
 # A module imports its own stage or an earlier one.
 STAGES = [
-    {'__init__', 'errors', 'config', 'recipe', 'records', 'lock', 'statistics', 'cluster', 'device', 'effective_rank'},
+    {
+        '__init__',
+        'errors',
+        'config',
+        'recipe',
+        'records',
+        'lock',
+        'statistics',
+        'cluster',
+        'device',
+        'precision',
+        'effective_rank',
+    },
     {'data'},
     {'masking'},
     {'model'},

@@ -1,5 +1,6 @@
 """The rank record of a checkpoint: effective rank per layer, and the [MASK]s' subspace (Table 3, Figures 1 and 5)."""
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, meas
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import find_checkpoint, read_recipe
 from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained, place_encoder
+from maelm_composer.precision import choose_in, tell
 from maelm_composer.recipe import hash_json
 from maelm_composer.records import collect_provenance, write_json
 
@@ -70,6 +72,9 @@ def analyze_ranks(
     _check(options, data, text)
     pretrained = load_pretrained(checkpoint, implementation)
     source = _find_rows(pretrained, checkpoint, data, text)
+    choice = choose_in(Path(folder), options.precision, '--precision')
+    tell(choice.notice)
+    options = dataclasses.replace(options, precision=choice.precision)
     plain = {**asdict(options), 'precision': options.precision.name}
     decisive = [pretrained.identity['hash'], pretrained.identity['implementation'], source.identity['hash'], plain]
     key = hash_json(decisive)[:16]

@@ -25,6 +25,7 @@ from maelm_composer.finetuning.search import check_names, describe_protocol
 from maelm_composer.finetuning.sources import load_task_data
 from maelm_composer.finetuning.squad import build_windows
 from maelm_composer.finetuning.tasks import SPAN, Task, find_task
+from maelm_composer.precision import choose_in, tell
 from maelm_composer.records import collect_provenance, write_json, write_text
 
 POINT = ('learning_rate', 'batch_size', 'max_epochs', 'warmup_proportion')
@@ -94,6 +95,9 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> dict[str, Any]:
     data = load_task_data(task, config.data)
     pretrained = load_pretrained(config.checkpoint, config.implementation, config.dropout)
     assert_savable(config, pretrained)
+    choice = choose_in(folder, config.precision, 'precision')
+    tell(choice.notice)
+    config = dataclasses.replace(config, precision=choice.precision)
     key = run_key(config, pretrained.identity, data.hash)
     if (record := find_finished(config, key)) is not None:
         return record
@@ -188,7 +192,7 @@ def summarize(record: dict[str, Any], save_folder: str) -> str:
         metrics,
         f'{record["train_examples"]:,} training examples, {record["steps"]:,} steps, '
         f'{record["training_seconds"]:,.0f} seconds of training, {record["examples_per_second"]:,.0f} examples/s, '
-        f'{record["padded_share"]:.1%} padding',
+        f'{record["padded_share"]:.1%} padding, {record["protocol"]["precision"]}',
         f'record: {Path(save_folder, record["key"])}.json',
     ]
     if record['answers_not_in_context']:

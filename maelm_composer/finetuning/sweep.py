@@ -5,6 +5,7 @@ again by the next call. The repeats of a task's best point begin as soon as its 
 """
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -31,6 +32,7 @@ from maelm_composer.finetuning.search import (
 from maelm_composer.finetuning.sweep_report import Progress, Standing, print_result
 from maelm_composer.finetuning.sweep_worker import (
     Facts,
+    choose_precision,
     first_line,
     inspect_task,
     locate_claim,
@@ -38,6 +40,7 @@ from maelm_composer.finetuning.sweep_worker import (
     record_failure,
 )
 from maelm_composer.finetuning.tasks import Task
+from maelm_composer.precision import tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
 TRAINING_PER_EVALUATION = 3  # a row's training costs about three times its evaluation
@@ -67,8 +70,12 @@ def sweep(config: FinetuningConfig) -> SweepResult:
         count_runs(config, task)  # refuses what has no search space
     started_here = start_ray()
     try:
-        _count_slots(config)
-        return _Sweep(config, tasks, _inspect_all(config, tasks)).run()
+        _, num_gpus = _count_slots(config)
+        facts = _inspect_all(config, tasks)
+        remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
+        choice = _get(remote_choose.remote(config, os.getcwd()))
+        tell(choice.notice)
+        return _Sweep(dataclasses.replace(config, precision=choice.precision), tasks, facts).run()
     finally:
         if started_here:
             ray.shutdown()

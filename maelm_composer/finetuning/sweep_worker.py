@@ -18,6 +18,7 @@ from maelm_composer.finetuning.run import assert_savable, describe_run, find_fin
 from maelm_composer.finetuning.search import Record
 from maelm_composer.finetuning.sources import TextExample, load_task_data
 from maelm_composer.finetuning.tasks import Task
+from maelm_composer.precision import Choice, choose_in
 from maelm_composer.records import write_json
 
 
@@ -29,6 +30,12 @@ class Facts:
     data_hash: str
     training_size: int  # characters
     evaluation_size: int
+
+
+def choose_precision(config: FinetuningConfig, folder: str) -> Choice:
+    """For all runs in ``save_folder``, on a device as theirs."""
+    _enter(config, folder)
+    return choose_in(Path(config.save_folder), config.precision, 'precision')
 
 
 def inspect_task(config: FinetuningConfig, task: Task, folder: str) -> Facts:

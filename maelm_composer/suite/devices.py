@@ -2,19 +2,20 @@
 
 import os
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import numpy as np
-
+from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
+from maelm_composer.precision import measure_speeds
 from maelm_composer.records import collect_provenance
 from maelm_composer.suite.collect import read_json
+from maelm_composer.training.run_record import find_begun_precision
 
-PEAKS = {'a100': 312e12, 'h100': 989e12, 'h200': 989e12}  # FLOP/s, dense bf16 (NVIDIA's data sheets, SXM)
+# FLOP/s in fp32 and in dense bf16 (NVIDIA's data sheets, SXM).
+PEAKS = {'a100': (19.5e12, 312e12), 'h100': (67e12, 989e12), 'h200': (67e12, 989e12)}
 CPU = 'cpu'
 
 
@@ -24,7 +25,16 @@ class Device:
 
     name: str  # of PEAKS, or cpu
     count: int
-    peak_flops: float  # of one
+    fp32: float  # FLOP/s of one: a GPU's peak; on a CPU measured, where bf16 may be emulated
+    bf16: float
+
+    @property
+    def faster(self) -> Precision:
+        return Precision.bf16 if self.bf16 > self.fp32 else Precision.fp32
+
+    def flops(self, precision: Precision) -> float:
+        """FLOP/s of one; for ``auto`` the faster."""
+        return max(self.fp32, self.bf16) if precision is Precision.auto else getattr(self, precision.name)
 
     @property
     def label(self) -> str:
@@ -40,23 +50,18 @@ def find_device(gpu: str | None = None, count: int | None = None) -> Device:
     if gpu is None:
         found = _list_gpus()
         if not found:
-            return Device(CPU, 1, measure_cpu())
+            return measure_cpu()
         gpu, count = found[0], count or len(found)
     name = next((name for name in PEAKS if name in gpu.lower()), None)
     if name is None:
         raise InputError(f'GPU {gpu}: its peak is not known here; choose one of {", ".join(PEAKS)}')
-    return Device(name, count or 1, PEAKS[name])
+    return Device(name, count or 1, *PEAKS[name])
 
 
-def measure_cpu() -> float:
-    """FLOP/s of an fp32 matrix product on all cores, by the processor's time: others at work do not count."""
-    size, repeats = 1024, 5
-    matrix = np.ones((size, size), np.float32)
-    matrix @ matrix
-    start = time.process_time()
-    for _ in range(repeats):
-        matrix @ matrix
-    return 2 * size**3 * repeats / (time.process_time() - start) * len(os.sched_getaffinity(0))
+def measure_cpu() -> Device:
+    """This machine's cores as one device: what a core reaches in a feed-forward block, times their number."""
+    speeds, cores = measure_speeds(), len(os.sched_getaffinity(0))
+    return Device(CPU, 1, cores * speeds.fp32, cores * speeds.bf16)
 
 
 @dataclass(frozen=True)
@@ -68,19 +73,19 @@ class Measured:
     rank_seconds: float | None
 
 
-def read_measured(records: Path, device: Device) -> Measured:
-    """From results/<scale>/records, those of this kind of device."""
+def read_measured(records: Path, device: Device, pretraining: Precision, finetuning: Precision) -> Measured:
+    """From results/<scale>/records, those of this kind of device in these precisions."""
     here = collect_provenance({})
 
     def read(kind: str) -> list[dict[str, Any]]:
         found = map(read_json, sorted((records / kind).glob('*.json')))
         return [record for record in found if _is_like(record, device, here)]
 
-    runs = [record for record in read('pretraining') if record['status'] == 'finished']
+    runs = [r for r in read('pretraining') if r['status'] == 'finished' and find_begun_precision(r) is pretraining]
     speeds = [r['flops'] / (3600 * r['device_hours']) for r in runs if r.get('flops')]
     tasks: dict[str, list[float]] = {}
     for record in read('finetuning'):
-        if record['status'] == 'finished':
+        if record['status'] == 'finished' and record['protocol']['precision'] == finetuning.name:
             tasks.setdefault(record['task'], []).append(record['training_seconds'] + record['evaluation_seconds'])
     ranks = [record['seconds'] for record in read('rank')]
     return Measured(

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from maelm_composer.config import FinetuningConfig, SourceKind
+from maelm_composer.config import FinetuningConfig, Precision, SourceKind
 from maelm_composer.data.corpora import find_files
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
@@ -20,13 +20,13 @@ from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.suite.collect import read_json
 from maelm_composer.suite.cost import SHARD_BYTES_PER_TOKEN, Cost, cost_finetuning, cost_pretraining, cost_rank
 from maelm_composer.suite.devices import CPU, Device, Measured, find_device, read_measured
-from maelm_composer.suite.steps import Kind, Step, Suite, list_checkpoints, list_steps, load_suite
+from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
 from maelm_composer.training.run_record import is_run_of
 
 WIDTH_OF_A_FILE = 160  # characters; a terminal has its own
 SCALES = ('small', 'base', 'base_pp', 'large_pp')  # of a budget; the demo fits everywhere
-# Share of the peak that is reached: of a GPU's bf16 an assumption, for pretraining that of docs/scaling.md; of a CPU's
-# fp32, which bf16 can exceed, as measured with the demo.
+# Share that is reached of a GPU's peak, an assumption, for pretraining that of docs/scaling.md; and of what a CPU was
+# measured to do in that precision, from the demo.
 UTILIZATION = {
     Kind.pretraining: {'gpu': 0.40, CPU: 1.0},
     Kind.finetuning: {'gpu': 0.25, CPU: 0.8},
@@ -59,15 +59,17 @@ class Item:
 
 
 def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> list[Item]:
-    """Every step that ``artefacts`` rest on.
+    """Every step that ``artefacts`` rest on; where no precision is chosen yet, in the one that is faster on ``device``.
 
     Raises:
         InputError: settings that cannot be read.
     """
+    if suite.precision is Precision.auto:
+        suite = replace(suite, precision=device.faster)
     recorded = [
         record for record in map(read_json, suite.finetuning_folder.glob('*.json')) if record['status'] == 'finished'
     ]
-    planner = _Planner(suite, device, read_measured(suite.records, device), recorded)
+    planner = _Planner(suite, device, read_measured(suite.records, device, *suite.list_precisions()), recorded)
     return [planner.plan(step) for step in list_steps(suite, artefacts)]
 
 
@@ -121,9 +123,10 @@ def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCAL
     add_row('all of them', ARTEFACTS)
     _console().print(table)
     shares = ', '.join(f'{kind.name} {UTILIZATION[kind]["gpu"]:.0%}' for kind in UTILIZATION)
+    peaks = f'{device.bf16 / 1e12:,.0f} TFLOP/s a GPU in bf16, for ranks {device.fp32 / 1e12:,.0f} in fp32'
     _console().print(
-        f'{gpus} × {gpu} for {hours:g} hours: {budget:,.0f} GPU-hours. FLOPs model: {device.peak_flops / 1e12:,.0f} '
-        f'TFLOP/s a GPU, of which {shares} are reached; GPUs scale without loss.'
+        f'{gpus} × {gpu} for {hours:g} hours: {budget:,.0f} GPU-hours. FLOPs model: {peaks}, of which {shares} are '
+        'reached; GPUs scale without loss.'
     )
 
 
@@ -169,7 +172,7 @@ class _Planner:
     def _plan_pretraining(self, step: Step, model: Model) -> Item:
         config, folder = self.suite.load_pretraining(model), self.suite.run_folder(model)
         cost = cost_pretraining(config, len(list_checkpoints(config)))
-        seconds, basis = self._estimate(cost, step.kind)
+        seconds, basis = self._estimate(cost, step.kind, config.training.precision)
         if self.measured.training_flops is not None:
             seconds = START_SECONDS[step.kind] + cost.flops / (self.measured.training_flops * self.device.count)
             basis = f'measured speed, {self.measured.training_flops:.1e} FLOP/s'
@@ -180,7 +183,8 @@ class _Planner:
 
     def _plan_rank(self, step: Step, model: Model) -> Item:
         config = self.suite.load_pretraining(model)
-        seconds, basis = self._estimate(cost_rank(config.model, self.suite.settings.rank_tokens), step.kind)
+        cost = cost_rank(config.model, self.suite.settings.rank_tokens)
+        seconds, basis = self._estimate(cost, step.kind, RANK_PRECISION)
         if self.measured.rank_seconds is not None:
             seconds, basis = START_SECONDS[step.kind] + self.measured.rank_seconds, 'measured runs'
         checkpoints = [read_json(path)['checkpoint'] for path in self.suite.rank_folder.glob('*.json')]
@@ -197,7 +201,7 @@ class _Planner:
         for task in step.tasks:
             cost = cost_finetuning(config, pretraining.model, task)
             there = min(self._count_recorded(config, task, pretraining.run_name, step.samples), cost.runs)
-            of_task, basis = self._estimate(cost, step.kind)
+            of_task, basis = self._estimate(cost, step.kind, config.precision)
             if task in self.measured.task_seconds:
                 of_task = cost.runs * (self.measured.task_seconds[task] + START_SECONDS[step.kind]) / slots
                 basis = 'measured runs'
@@ -224,15 +228,15 @@ class _Planner:
 
         return sum(map(is_wanted, self.recorded))
 
-    def _estimate(self, cost: Cost, kind: Kind) -> tuple[float, str]:
+    def _estimate(self, cost: Cost, kind: Kind, precision: Precision) -> tuple[float, str]:
         """Seconds on the whole machine by the FLOPs model, and its words."""
-        device = self.device
+        device, flops = self.device, self.device.flops(precision)
         share = UTILIZATION[kind][CPU if device.name == CPU else 'gpu']
         starts = START_SECONDS[kind] * cost.runs
         if kind is Kind.finetuning:
             starts /= os.cpu_count() or 1 if device.name == CPU else device.count
-        seconds = starts + cost.flops / (share * device.peak_flops * device.count)
-        return seconds, f'FLOPs model, {share:.0%} of {device.peak_flops:.1e}'
+        seconds = starts + cost.flops / (share * flops * device.count)
+        return seconds, f'FLOPs model, {share:.0%} of {flops:.1e} in {precision.name}'
 
 
 def _begin_table(*left: str, right: Sequence[str]) -> Table:

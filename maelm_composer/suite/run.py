@@ -4,20 +4,23 @@ import gc
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
+from maelm_composer.config import Precision
 from maelm_composer.data.shards import build_shards
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.sweep import sweep
 from maelm_composer.lock import hold
+from maelm_composer.precision import choose_in
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.report import report
 from maelm_composer.suite.collect import collect_finetunings, collect_rank, collect_run
-from maelm_composer.suite.steps import Kind, Step, Suite, list_steps, name_checkpoint
+from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps, name_checkpoint
 from maelm_composer.training.run import pretrain
 
 
@@ -29,9 +32,19 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact]) -> Path:
             nothing: it is recorded, and its number is missing with the reason.
     """
     with hold(suite.work, 'benchmark suite'):
+        suite = settle_precision(suite)
         for step in list_steps(suite, artefacts):
             make(suite, step)
         return report(suite.scale, suite.results)
+
+
+def settle_precision(suite: Suite) -> Suite:
+    """``suite`` with one precision for all recipes that say auto, chosen once for its folder of work."""
+    if Precision.auto not in suite.list_precisions():
+        return suite
+    choice = choose_in(suite.work, Precision.auto, 'precision')
+    print(f'precision of the suite: {choice}', flush=True)
+    return replace(suite, precision=choice.precision)
 
 
 def make(suite: Suite, step: Step) -> None:
@@ -51,7 +64,7 @@ def make(suite: Suite, step: Step) -> None:
                 collect_finetunings(records, suite.records, model.run_name(suite.scale), step.samples, name)
         case Step(Kind.rank, Model() as model):
             checkpoint = suite.run_folder(model) / name_checkpoint(step.samples)
-            options = RankOptions(max_tokens=suite.settings.rank_tokens)
+            options = RankOptions(max_tokens=suite.settings.rank_tokens, precision=RANK_PRECISION)
             collect_rank(analyze_ranks(str(checkpoint), options, folder=str(suite.rank_folder)), suite.records)
 
 

@@ -4,17 +4,19 @@ import functools
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig
+from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
+from maelm_composer.precision import read_choice
 from maelm_composer.recipe import load_config, split_arguments
-from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model, tasks_of
+from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, Artefact, Model, tasks_of
 
 SETTINGS = Path('yamls/suite')
+RANK_PRECISION = Precision.fp32  # of the rank records, whatever the models were trained in
 Kind = Enum('Kind', 'tokenizer shards pretraining finetuning rank')
 
 
@@ -36,6 +38,7 @@ class Suite:
     settings: SuiteConfig
     work: Path
     results: Path
+    precision: Precision = Precision.auto  # of the recipes that say auto, the same for all; auto: not chosen yet
 
     @property
     def finetuning_folder(self) -> Path:
@@ -57,9 +60,17 @@ class Suite:
             os.environ.setdefault('DATA_ROOT', os.environ['MAELM_DATA'])
         return load_config(CorpusConfig, *split_arguments(self.settings.data))
 
+    def list_precisions(self) -> tuple[Precision, Precision]:
+        """Of pretraining and of fine-tuning."""
+        return self.load_pretraining(MAE_LM).training.precision, self.load_finetuning(MAE_LM, 0, ()).precision
+
     def list_arguments(self, model: Model) -> list[str]:
         """What `composer train.py` is called with."""
-        return [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
+        arguments = [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
+        recipe: PretrainingConfig = _load(PretrainingConfig, tuple(arguments))
+        if recipe.training.precision is Precision.auto:
+            arguments.append(f'training.precision={self.precision.name}')
+        return arguments
 
     def load_pretraining(self, model: Model) -> PretrainingConfig:
         config: PretrainingConfig = _load(PretrainingConfig, tuple(self.list_arguments(model)))
@@ -82,7 +93,7 @@ class Suite:
         config: FinetuningConfig = _load(
             FinetuningConfig, (*self.settings.finetuning, *(f'{key}={value}' for key, value in own.items()))
         )
-        return config
+        return replace(config, precision=self.precision) if config.precision is Precision.auto else config
 
 
 def load_suite(scale: str, work: str | Path | None = None, results: str | Path = 'results') -> Suite:
@@ -92,7 +103,7 @@ def load_suite(scale: str, work: str | Path | None = None, results: str | Path =
         work: folder of runs and records; the default is runs/suite/<scale>.
 
     Raises:
-        InputError: an unknown scale, or settings that cannot be read.
+        InputError: an unknown scale, or settings or a choice of precision that cannot be read.
     """
     path = SETTINGS / f'{scale}.yaml'
     if not path.is_file():
@@ -102,7 +113,8 @@ def load_suite(scale: str, work: str | Path | None = None, results: str | Path =
     for name in ('data', 'pretraining', 'finetuning'):
         if not getattr(settings, name):
             raise InputError(f'{path}: {name} is empty: list recipes and key=value pairs')
-    return Suite(scale, settings, Path(work or f'runs/suite/{scale}'), Path(results))
+    folder = Path(work or f'runs/suite/{scale}')
+    return Suite(scale, settings, folder, Path(results), read_choice(folder) or Precision.auto)
 
 
 def find_artefacts(names: Sequence[str] = ()) -> list[Artefact]:

@@ -58,7 +58,7 @@ class Plan:
                 f'training.global_train_batch_size of {self.global_batch_size}'
             )
 
-    def describe(self, data: str, device: str, attention: dict[str, str]) -> list[tuple[str, str]]:
+    def describe(self, data: str, device: str, precision: str, attention: dict[str, str]) -> list[tuple[str, str]]:
         """Lines of the start screen."""
         training, optimizer = self.config.training, self.config.optimizer
         samples = self.batches * self.global_batch_size
@@ -90,8 +90,7 @@ class Plan:
             ('checkpoints', f'every {training.checkpoint_interval_samples:,} samples, {keep}'),
             (
                 'device',
-                f'{device}, {training.precision.name}, {training.sharding.value}, '
-                f'{"compiled" if training.compile else "eager"}',
+                f'{device}, {precision}, {training.sharding.value}, {"compiled" if training.compile else "eager"}',
             ),
             ('attention', ', '.join(f'{stack} {backend}' for stack, backend in attention.items())),
             ('saved in', self.config.save_folder),

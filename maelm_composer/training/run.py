@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import sys
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.checkpoint import state_dict
 
-from maelm_composer.config import HeadBiasInit, Logger, PretrainingConfig, Sharding
+from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
@@ -26,6 +27,7 @@ from maelm_composer.lock import hold
 from maelm_composer.masking.collate import MaskingCollator, build_collator
 from maelm_composer.model.cost import count_forward_flops, count_parameters
 from maelm_composer.model.maelm import build_model
+from maelm_composer.precision import Choice, choose
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
     METRICS,
@@ -43,7 +45,14 @@ from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule
 from maelm_composer.training.plan import Plan
 from maelm_composer.training.run_folder import RunFolder, refusing_together
-from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify
+from maelm_composer.training.run_record import (
+    assert_same_run,
+    begin_record,
+    find_begun_precision,
+    finish_record,
+    identify,
+    read_record,
+)
 from maelm_composer.training.scaling import count_visible
 from maelm_composer.training.sharding import GradientAverage, build_parallelism
 
@@ -74,23 +83,34 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     if dist.get_world_size() > 1 or config.training.sharding is not Sharding.ddp:
         dist.initialize_dist(device, timeout=DIST_TIMEOUT_SECONDS)
     with contextlib.ExitStack() as held:
+        folder, record, choices = RunFolder(config.save_folder, config.run_name), {}, [Choice(Precision.fp32)]
         with refusing_together():
             loggers = _build_loggers(config)
             manifest = load_manifest(config.data.remote)
             collator = build_collator(config)
             plan = _build_plan(config, manifest, collator)
-            identity = identify(config, manifest.content_hash)
-            folder, record = RunFolder(config.save_folder, config.run_name), {}
             if dist.get_global_rank() == 0:
                 held.enter_context(hold(folder.local, 'run'))
                 folder.assert_writable()
-                record = assert_same_run(folder, identity)
-        return _train(config, identity, device, folder, record, manifest, collator, plan, loggers)
+                record = read_record(folder)
+                begun = find_begun_precision(record)
+                choices = [choose(config.training.precision, 'training.precision', begun)]
+        dist.broadcast_object_list(choices, src=0)  # machines may measure differently
+        config = dataclasses.replace(
+            config, training=dataclasses.replace(config.training, precision=choices[0].precision)
+        )
+        plan = dataclasses.replace(plan, config=config)
+        identity = identify(config, manifest.content_hash)
+        with refusing_together():
+            if dist.get_global_rank() == 0:
+                assert_same_run(folder, record, identity)
+        return _train(config, identity, choices[0], device, folder, record, manifest, collator, plan, loggers)
 
 
 def _train(
     config: PretrainingConfig,
     identity: dict[str, Any],
+    precision: Choice,
     device: Device,
     folder: RunFolder,
     record: dict[str, Any],
@@ -108,6 +128,7 @@ def _train(
     numbers = {
         'world_size': dist.get_world_size(),
         'device': name_device(),
+        'precision': record.get('precision', str(precision)),  # of a run that goes on, why it began so
         'attention': attention,
         'tokenizer_hash': manifest.tokenizer_hash,
         'flops': plan.flops,
@@ -120,7 +141,9 @@ def _train(
             record = finish_record(folder, record, plan, checkpoint.training_seconds, evaluation)
         say(f'{config.run_name} is complete: {checkpoint.samples:,} samples, in {config.save_folder}')
         return record
-    say(_start_screen(config, plan, manifest, attention))
+    say(_start_screen(config, plan, manifest, precision, attention))
+    if precision.notice:
+        say(precision.notice)
     if checkpoint is not None:
         say(f'going on from {checkpoint.samples:,} samples')
     with refusing_together():
@@ -226,7 +249,9 @@ def _build_loggers(config: PretrainingConfig) -> list[LoggerDestination]:
     return [build[logger]() for logger in config.training.loggers]
 
 
-def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest, attention: dict[str, str]) -> Table:
+def _start_screen(
+    config: PretrainingConfig, plan: Plan, manifest: Manifest, precision: Choice, attention: dict[str, str]
+) -> Table:
     fill_rate = manifest.splits['train'].fill_rate
     data = (
         f'{config.data.remote}, {fill_rate:.2%} full, content hash {manifest.content_hash[:12]}, '
@@ -234,7 +259,7 @@ def _start_screen(config: PretrainingConfig, plan: Plan, manifest: Manifest, att
     )
     table = Table.grid(padding=(0, 2))
     table.add_row('[bold]run[/bold]', f'[bold]{config.run_name}[/bold]')
-    for name, text in plan.describe(data, name_device(), attention):
+    for name, text in plan.describe(data, name_device(), str(precision), attention):
         table.add_row(name, text)
     return table
 

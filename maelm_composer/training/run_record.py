@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from maelm_composer.config import PretrainingConfig
+from maelm_composer.config import Precision, PretrainingConfig
 from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import to_plain, to_yaml
@@ -37,23 +37,27 @@ def is_run_of(record: Mapping[str, Any], config: PretrainingConfig) -> bool:
     return found == identify(config, found['content hash of data.remote'])
 
 
-def assert_same_run(folder: 'RunFolder', identity: dict[str, Any]) -> dict[str, Any]:
-    """The record that lies in ``folder``, empty where no run has been.
-
-    Raises:
-        InputError: another recipe or other data filled it.
-    """
+def read_record(folder: 'RunFolder') -> dict[str, Any]:
+    """The record that lies in ``folder``, empty where no run has been."""
     text = folder.read(RECORD)
-    if text is None:
-        return {}
-    record: dict[str, Any] = json.loads(text)
-    for key in sorted(identity.keys() | record['identity'].keys()):
-        there, here = record['identity'].get(key), identity.get(key)
+    record: dict[str, Any] = json.loads(text) if text is not None else {}
+    return record
+
+
+def find_begun_precision(record: Mapping[str, Any]) -> Precision | None:
+    """In which the run of ``record`` was begun; None where no run has been."""
+    return Precision[record['identity']['training.precision']] if record else None
+
+
+def assert_same_run(folder: 'RunFolder', record: Mapping[str, Any], identity: dict[str, Any]) -> None:
+    """Raise InputError where another recipe or other data made the ``record`` in ``folder``."""
+    found = record['identity'] if record else identity
+    for key in sorted(identity.keys() | found.keys()):
+        there, here = found.get(key), identity.get(key)
         if there != here:
             raise InputError(
                 f'{folder.uri} holds a run with {key} = {there}, not {here}: choose another run_name or save_folder'
             )
-    return record
 
 
 def begin_record(

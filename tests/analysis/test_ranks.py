@@ -7,12 +7,14 @@ import pytest
 import torch
 from transformers import RobertaConfig, RobertaModel
 
+from maelm_composer import precision
 from maelm_composer.analysis.hidden_states import iterate_views
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, describe_ranks
 from maelm_composer.analysis.rows import find_shards
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.pretrained import load_pretrained
+from maelm_composer.precision import Speeds
 
 N, V, D = 48, 320, 32
 
@@ -113,7 +115,7 @@ def test_the_record_says_where_it_comes_from_and_is_written_whole(measure, tmp_p
     assert record['provenance']['packages']
 
 
-def test_a_measurement_is_made_once_and_another_one_is_another(measure, tmp_path):
+def test_a_measurement_is_made_once_and_another_one_is_another(measure, tmp_path, monkeypatch):
     first = measure()
     assert measure('run') == first  # the run's newest checkpoint; seconds would differ
     others = [RankOptions(seed=1), RankOptions(threshold=0.5), RankOptions(precision=Precision.bf16)]
@@ -122,6 +124,8 @@ def test_a_measurement_is_made_once_and_another_one_is_another(measure, tmp_path
     assert ranks[1]['layers'][-1]['rank_real'] < first['layers'][-1]['rank_real']
     assert abs(ranks[2]['layers'][-1]['rank_real'] - first['layers'][-1]['rank_real']) <= 1
     assert len(list((tmp_path / 'ranks').iterdir())) == 4
+    monkeypatch.setattr(precision, 'measure_speeds', lambda: Speeds(1e11, 5e9, 'CPU'))
+    assert measure(options=RankOptions(precision=Precision.auto)) == first
 
 
 def test_other_weights_are_another_measurement(folder, measure, tmp_path):

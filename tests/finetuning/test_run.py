@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from maelm_composer import precision
 from maelm_composer.config import (
     EvaluationProtocol,
     FinetuningConfig,
@@ -29,6 +30,7 @@ from maelm_composer.finetuning.run import find_finished, finetune, run_key, summ
 from maelm_composer.finetuning.sources import load_task_data
 from maelm_composer.finetuning.sweep_worker import Facts, record_failure
 from maelm_composer.finetuning.tasks import TASKS
+from maelm_composer.precision import Speeds
 
 ROOT = Path(__file__).parents[2]
 OFFICIAL = [name for name, task in TASKS.items() if task.hub is not None]
@@ -249,3 +251,16 @@ def test_the_command_tells_what_is_wrong(main, capsys, monkeypatch):
     main(
         [str(ROOT / 'yamls/finetune/rte.yaml'), 'checkpoint=nowhere']
     )  # one run uses one device: no work for this rank
+
+
+def test_runs_of_one_folder_share_the_precision_that_auto_came_to(configure, monkeypatch, tmp_path):
+    config = dataclasses.replace(configure('rte'), precision=Precision.auto, max_epochs=1)
+    keys = {}
+    for name, bf16 in (('bf16', 9e11), ('fp32', 5e9)):
+        monkeypatch.setattr(precision, 'measure_speeds', lambda bf16=bf16: Speeds(1e11, bf16, 'CPU'))
+        record = finetune(dataclasses.replace(config, save_folder=str(tmp_path / name)))
+        assert record['protocol']['precision'] == name
+        keys[name] = record['key']
+    again = finetune(dataclasses.replace(config, save_folder=str(tmp_path / 'bf16'), seed=2))  # where fp32 is faster
+    assert again['protocol']['precision'] == 'bf16'
+    assert keys['bf16'] != keys['fp32']

@@ -1,11 +1,13 @@
 """The checkout as the working folder, a suite that has done nothing yet, and a record of a run."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from maelm_composer.config import Precision
 from maelm_composer.records import collect_provenance
 from maelm_composer.suite.steps import Suite, load_suite
 
@@ -21,7 +23,8 @@ def in_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Suite:
-    return load_suite('demo', tmp_path / 'work', tmp_path / 'results')
+    suite = load_suite('demo', tmp_path / 'work', tmp_path / 'results')
+    return dataclasses.replace(suite, precision=Precision.fp32)
 
 
 def write_record(path: Path, record: dict) -> Path:
@@ -34,7 +37,7 @@ def make_run(name: str, **changes: object) -> dict:
     return {
         'run_name': name,
         'status': 'finished',
-        'identity': {'seed': 17},
+        'identity': {'seed': 17, 'training.precision': 'fp32'},
         'flops': 2e12,
         'device_hours': 10 / 3600,
         'samples': 9600,

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.search import describe_protocol, list_points
 from maelm_composer.finetuning.tasks import find_task
@@ -19,8 +20,8 @@ from maelm_composer.training.run_record import identify
 
 from .conftest import make_run, write_record
 
-SLOW = Device(CPU, 1, 1e11)
-H100 = Device('h100', 8, 989e12)
+SLOW = Device(CPU, 1, fp32=1e11, bf16=5e9)
+H100 = Device('h100', 8, 67e12, 989e12)
 
 
 def test_flops_are_those_of_the_batches_that_are_made(demo):
@@ -41,8 +42,26 @@ def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
     models = [item for item in items if item.step.model is not None]
     assert all(item.done == 0 and item.seconds > 0 and 'FLOPs model' in item.basis for item in models)
     assert not (tmp_path / 'work').exists()
-    fast = plan_suite(demo, ARTEFACTS, dataclasses.replace(SLOW, peak_flops=2e11))
+    fast = plan_suite(demo, ARTEFACTS, dataclasses.replace(SLOW, fp32=2e11))
     assert sum_seconds(fast) < sum_seconds(items)
+
+
+def test_a_plan_is_made_in_the_precision_that_a_run_would_take(demo):
+    open_to_both = dataclasses.replace(demo, precision=Precision.auto)
+    artefacts = find_artefacts(['table3'])
+
+    def estimate(**speeds):
+        items = plan_suite(open_to_both, artefacts, dataclasses.replace(SLOW, **speeds))
+        return {item.step.kind: item for item in items}
+
+    slow, fast = estimate(bf16=5e9), estimate(bf16=1e12)
+    for kind in (Kind.pretraining, Kind.finetuning):
+        assert slow[kind].basis.endswith('of 1.0e+11 in fp32')
+        assert fast[kind].basis.endswith('of 1.0e+12 in bf16')
+        assert fast[kind].seconds < slow[kind].seconds
+    assert fast[Kind.rank] == slow[Kind.rank]  # always in fp32
+    settled = plan_suite(demo, artefacts, dataclasses.replace(SLOW, bf16=1e12))
+    assert [item.basis for item in settled] == [item.basis for item in plan_suite(demo, artefacts, SLOW)]
 
 
 def make_finetuning(suite):
@@ -113,7 +132,9 @@ def test_a_machine_shows_the_gpus_that_this_process_may_use(tmp_path, monkeypatc
 def test_measured_speed_takes_the_place_of_the_model(demo):
     artefacts = find_artefacts(['table1'])
     write_record(demo.records / 'pretraining/demo.json', make_run('demo'))  # 2e12 FLOPs in 10 seconds
-    finetuning = make_run('-', task='demo_pair', training_seconds=30.0, evaluation_seconds=1.0)
+    finetuning = make_run(
+        '-', task='demo_pair', training_seconds=30.0, evaluation_seconds=1.0, protocol={'precision': 'fp32'}
+    )
     write_record(demo.records / 'finetuning/x.json', finetuning)
     items = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     mine = items['pretraining demo-roberta']
@@ -121,6 +142,8 @@ def test_measured_speed_takes_the_place_of_the_model(demo):
     flops = count_training_flops(demo.load_pretraining(mine.step.model))
     assert mine.seconds == pytest.approx(flops / 2e11 + 4)
     assert items['fine-tuning demo at 3,840, 4 tasks'].basis.endswith('measured runs')
+    other = plan_suite(dataclasses.replace(demo, precision=Precision.bf16), artefacts, SLOW)
+    assert not any('measured' in item.basis for item in other)  # nor in another precision
     elsewhere = make_run('demo')
     elsewhere['provenance']['cpu'] = 'another'
     write_record(demo.records / 'pretraining/demo.json', elsewhere)
@@ -161,8 +184,8 @@ def test_a_plan_is_printed_whole(demo, capsys):
 
 
 def test_devices():
-    assert find_device('NVIDIA H100 80GB HBM3', 4) == Device('h100', 4, 989e12)
+    assert find_device('NVIDIA H100 80GB HBM3', 4) == Device('h100', 4, 67e12, 989e12)
     with pytest.raises(InputError, match='GPU rtx: its peak is not known here; choose one of a100, h100, h200'):
         find_device('rtx', 1)
-    assert 1e9 < measure_cpu() < 1e14
+    assert 1e9 < measure_cpu().fp32 < 1e14
     assert describe_accuracy(100, 150) == 'estimated 100 s, took 150 s: 1.50 times the estimate'

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from maelm_composer import precision
+from maelm_composer.config import Precision
+from maelm_composer.precision import Speeds
 from maelm_composer.reporting.artefacts import MAE_LM
 from maelm_composer.suite import run
 from maelm_composer.suite.steps import Kind, Step, Suite, load_suite
@@ -94,6 +97,22 @@ def test_a_killed_suite_ends_with_the_same_records(tmp_path):
             kills += 1
     subprocess.run([*command, str(killed)], check=True)
     assert read_records(killed) == wanted
+
+
+def test_models_that_are_compared_share_a_precision(tmp_path, monkeypatch):
+    suite = make_tiny(tmp_path)
+    assert suite.list_precisions() == (Precision.auto, Precision.auto)
+    for name, bf16 in (('bf16', 9e11), ('fp32', 5e9)):
+        monkeypatch.setattr(precision, 'measure_speeds', lambda bf16=bf16: Speeds(1e11, bf16, 'CPU'))
+        of_folder = dataclasses.replace(suite, work=tmp_path / name)
+        assert run.settle_precision(of_folder).list_precisions() == (Precision[name],) * 2
+    again = run.settle_precision(dataclasses.replace(suite, work=tmp_path / 'bf16'))  # where fp32 is faster
+    assert again.list_precisions() == (Precision.bf16, Precision.bf16)
+    assert f'training.precision={Precision.bf16.name}' in again.list_arguments(MAE_LM)  # through the launcher, too
+    assert load_suite('demo', tmp_path / 'bf16').precision is Precision.bf16
+    base = load_suite('base', tmp_path / 'base')
+    assert run.settle_precision(base) is base
+    assert not (tmp_path / 'base').exists()
 
 
 def test_every_model_of_a_suite_can_be_compiled(demo, monkeypatch):

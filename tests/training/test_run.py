@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from maelm_composer import precision
 from maelm_composer.cli import runs as compare_runs
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.errors import InputError
+from maelm_composer.precision import Speeds
 from maelm_composer.recipe import load_config
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import parse_metrics
@@ -218,3 +220,29 @@ def test_a_folder_of_another_recipe_or_another_shape_is_refused(recipe):
     Path('runs/recipe/record.json').unlink()
     with pytest.raises(InputError, match=r'does not fit the recipe: decoder\.layers.* is \(64.*, \(96'):
         pretrain(recipe(*short, 'model.decoder.intermediate_size=96'))
+
+
+@pytest.mark.parametrize('name, bf16', [('bf16', 9e11), ('fp32', 5e9)])
+def test_auto_is_settled_before_the_run_begins_and_kept(recipe, monkeypatch, capsys, signal_after, name, bf16):
+    measured = [Speeds(1e11, bf16, 'CPU'), Speeds(1e11, 1e22 / bf16, 'CPU')]  # then a machine of the other kind
+    monkeypatch.setattr(precision, 'measure_speeds', lambda: measured[0])
+    short = ('training.precision=auto', 'training.max_samples=192', 'training.checkpoint_interval_samples=64')
+    signal_after('runs/recipe', 4)
+    with pytest.raises(SystemExit):
+        pretrain(recipe(*short))
+    assert f'{name} (auto: bf16 runs at' in capsys.readouterr().out.replace('\n', ' ')
+    measured.reverse()
+    record = pretrain(recipe(*short))
+    assert f'training.precision=auto: going on in {name}, as begun, although bf16 runs at' in capsys.readouterr().out
+    assert record['identity']['training.precision'] == name
+    assert record['precision'].startswith(f'{name} (auto: bf16 runs at')  # why it began so
+    assert load_config(PretrainingConfig, ['runs/recipe/recipe.yaml']).training.precision.name == name
+    other = 'fp32' if name == 'bf16' else 'bf16'
+    with pytest.raises(InputError, match=f'holds a run with training.precision = {name}, not {other}'):
+        pretrain(recipe(*short, f'training.precision={other}'))
+
+
+def test_bf16_that_is_asked_for_and_slow_is_said(recipe, monkeypatch, capsys):
+    monkeypatch.setattr(precision, 'measure_speeds', lambda: Speeds(1e11, 5e9, 'CPU'))
+    pretrain(recipe('training.precision=bf16', 'training.max_samples=64'))
+    assert 'bf16 takes 20.0 times as long as fp32 here: training.precision=fp32, or auto' in capsys.readouterr().out
