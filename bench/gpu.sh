@@ -135,7 +135,8 @@ part() {
       echo "$name: FAILED: it takes more than PART_SECONDS=$limit, and cannot be divided"
     else
       left+=("$name")
-      echo "$name: $((SECONDS - begun)) s, not done yet"
+      echo "$name: not done after $((SECONDS - begun)) s; the end of its log:"
+      tail -n 5 "$logs/$name.log"
     fi
   else
     echo failed >"$state/$name"
@@ -167,7 +168,7 @@ suite() {
     tests+=("bench/test_$artefact.py")
   done
   tests+=(--scale "$scale" --work "$work" --results "$results" ${settings:+--settings "$settings"})
-  part suite 60 "$python" -m pytest -q "${tests[@]}"
+  part suite 60 "$python" -m pytest -q -s "${tests[@]}"
   if [ "$(status_of suite)" != passed ]; then "$python" -m pytest -q "${tests[@]}" --plan 2>&1 | grep -v 'no tests ran'; fi
 }
 
