@@ -23,6 +23,7 @@
 #   SCALE           default medium
 #   DEVICE=cpu      the same parts on a CPU, TESTS and SETTINGS permitting
 #   TESTS           arguments of pytest for the part tests; default -m gpu
+#   SPEED, GROWTH   what pytest -k is to find for these parts; default training_throughput, growth
 #   SETTINGS        file like those in yamls/suite/, its lists after the scale's own
 set -uo pipefail
 
@@ -147,7 +148,7 @@ part() {
   has_begun=1
 }
 
-# speeds PREFIX TEST: a part for every shape that the test measures.
+# speeds PREFIX EXPRESSION: a part for every test of speed that pytest -k EXPRESSION finds.
 speeds() {
   local answer ids id name
   answer=$("$python" -m pytest -q --collect-only -m throughput bench/test_throughput.py -k "$2" 2>&1)
@@ -179,9 +180,9 @@ for part in "$@"; do
       # shellcheck disable=SC2086 # several arguments
       part tests 120 "$python" -m pytest -q ${TESTS:--m gpu}
       ;;
-    speed) speeds speed training_throughput ;;
+    speed) speeds speed "${SPEED:-training_throughput}" ;;
     suite) suite ;;
-    growth) speeds growth growth ;;
+    growth) speeds growth "${GROWTH:-growth}" ;;
   esac
 done
 

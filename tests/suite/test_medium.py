@@ -21,6 +21,7 @@ from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.finetuning.tasks import TASKS
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
+from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.cost import count_training_flops
 from maelm_composer.suite.devices import PEAKS, find_device
 from maelm_composer.suite.plan import plan_suite
@@ -165,6 +166,22 @@ def test_the_recipe_learns_at_a_thousandth_of_its_rows(model, tmp_path, monkeypa
 
 
 @pytest.mark.slow
+def test_a_speed_is_measured_once_and_its_rows_are_with_the_results(tmp_path):
+    environment = {'GROWTH': 'growth_with_batch[8]', 'PART_SECONDS': '1200'}
+    done = call(tmp_path, 'growth', **environment)
+    assert done.returncode == 0, done.stdout
+    assert 'growth-growth_with_batch-8: passed' in done.stdout
+    (table,) = (tmp_path / 'results/throughput').glob('growth-*.csv')
+    rows = read_csv(table)
+    assert [row['batch'] for row in rows] == ['8'] * 4
+    assert all(float(row['tokens_per_second']) > 0 for row in rows)
+    assert 'begun' not in call(tmp_path, 'growth', **environment).stdout
+    none = call(tmp_path, 'growth', **environment | {'GROWTH': 'of_nothing'})
+    assert none.returncode == 1
+    assert 'growth: FAILED: no shape to measure' in none.stdout
+
+
+@pytest.mark.slow
 def test_a_suite_in_parts_that_are_killed_ends_with_the_same_records(tmp_path):
     environment = prepare(tmp_path)
     whole = tmp_path / 'whole'
@@ -178,11 +195,11 @@ def test_a_suite_in_parts_that_are_killed_ends_with_the_same_records(tmp_path):
     assert len(wanted) == (2 * 9 + 3) * 2 + 2 * 2 + 2
 
     cut, generator, codes, kills = tmp_path / 'cut', random.Random(0), [], 0
-    command, short = [SCRIPT, 'suite'], describe(cut, **environment, PART_SECONDS=str(int(seconds / 4)))
+    command, short = [SCRIPT, 'suite'], describe(cut, **environment, PART_SECONDS=str(int(0.4 * seconds)))
     while not codes or codes[-1] == 75:
         process = subprocess.Popen(command, env=short, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
-            codes.append(process.wait(generator.uniform(0.1, 0.3) * seconds if kills < 3 else None))
+            codes.append(process.wait(generator.uniform(0.2, 0.4) * seconds if kills < 3 else None))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
