@@ -146,7 +146,7 @@ def rank(
 
 @app.command()
 def report(
-    scale: Annotated[str, typer.Option(help='demo, small, base, base_pp or large_pp.')],
+    scale: Annotated[str, typer.Option(help='demo, small, medium, base, base_pp or large_pp.')],
     results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results'),
 ) -> None:
     """Make the tables, the figures and the page of a scale again from its records. Needs no torch."""

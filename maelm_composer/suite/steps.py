@@ -104,11 +104,14 @@ class Suite:
         return replace(config, precision=self.precision) if config.precision is Precision.auto else config
 
 
-def load_suite(scale: str, work: str | Path | None = None, results: str | Path = 'results') -> Suite:
+def load_suite(
+    scale: str, work: str | Path | None = None, results: str | Path = 'results', added: str | Path | None = None
+) -> Suite:
     """The suite of ``yamls/suite/<scale>.yaml``.
 
     Args:
         work: folder of runs and records; the default is runs/suite/<scale>.
+        added: a file of the same keys, whose lists come after the scale's and so win; the fewer ``rank_tokens`` count.
 
     Raises:
         InputError: an unknown scale, or settings or a choice of precision that cannot be read.
@@ -121,6 +124,10 @@ def load_suite(scale: str, work: str | Path | None = None, results: str | Path =
     for name in ('data', 'pretraining', 'finetuning'):
         if not getattr(settings, name):
             raise InputError(f'{path}: {name} is empty: list recipes and key=value pairs')
+    if added is not None:
+        more = load_config(SuiteConfig, [str(added)])
+        lists = {name: getattr(settings, name) + getattr(more, name) for name in ('data', 'pretraining', 'finetuning')}
+        settings = replace(settings, **lists, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
     for name in settings.pretraining_seeds_of:
         if name not in (names := [artefact.name for artefact in ARTEFACTS]):
             raise InputError(f'{path}: pretraining_seeds_of names {name}: the artefacts are {", ".join(names)}')

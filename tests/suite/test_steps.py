@@ -12,7 +12,7 @@ from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, MAE_LM, ROBERT
 from maelm_composer.suite import steps
 from maelm_composer.suite.steps import Kind, find_artefacts, list_checkpoints, list_steps, load_suite
 
-SCALES = ('demo', 'small', 'base', 'base_pp', 'large_pp')
+SCALES = ('demo', 'small', 'medium', 'base', 'base_pp', 'large_pp')
 
 
 def steps_of(suite, *names):
