@@ -206,9 +206,10 @@ def _train(
         ) from error
     finally:
         trainer.engine.close()  # trainer.close() would also wait for the other ranks, which may have failed
-        # Composer holds a closed trainer until exit, and torch every model that it saved.
+        # Composer holds a closed trainer until exit, and torch 2.7 every model that it saved.
         atexit.unregister(trainer.engine._close)
-        state_dict._get_fqns.cache_clear()
+        if hasattr(state_dict._get_fqns, 'cache_clear'):
+            state_dict._get_fqns.cache_clear()
     if is_first:
         record = finish_record(folder, record, plan, clock.seconds, log.last_eval)
         say(_summary(config, record))
