@@ -153,7 +153,7 @@ def inputs_of(batch):
 
 
 def mask_of(is_allowed):
-    """(B, Q, K) which pairs attend -> as RoBERTa reads them: Transformers 5 wants what is added to each head's scores."""
+    """(B, Q, K) which pairs attend -> as RoBERTa reads them; Transformers 5 wants what is added to the scores."""
     if transformers.__version__ < '5':
         return is_allowed.long()
     return torch.zeros(is_allowed.shape).masked_fill(~is_allowed, torch.finfo(torch.float32).min)[:, None]
