@@ -30,6 +30,7 @@ DIGITS = {'rel': 0, 'abs': 1e-12}
 GOLDEN = json.loads(Path(__file__).with_name('squad_golden.json').read_text(encoding='utf-8'))
 OFFICIAL = 'transformers.data.metrics.squad_metrics'
 official = importlib.import_module(OFFICIAL) if transformers.__version__ < '5' else None
+TEXT = 'the an of New York, École “ten” men A.B. an-d 3½% Zoë said: theatre'
 NORMALIZED = [
     ('The  Cat,\n sat on a mat.', 'cat sat on mat'),
     ('A.B.C. an-d the', 'abc and'),
@@ -146,7 +147,7 @@ def ask(official, gold, predictions, differences):
 def draw_set(seed):
     """Sixty questions on made-up text: answers, what a model might say, and how sure it is that there is none."""
     random_state = random.Random(seed)
-    words = 'the an of New York, École “ten” men A.B. an-d 3½% Zoë said: theatre'.split()
+    words = TEXT.split()
     gold, predictions, differences = {}, {}, {}
     for i in range(60):
         context = ' '.join(random_state.choices(words, k=30))
