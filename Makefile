@@ -16,8 +16,8 @@ demo: $(VENV)/.ready  ## every table and figure at demo scale, from documents to
 	maelm runs runs/suite/demo/runs/demo runs/suite/demo/runs/demo-roberta
 	maelm report --scale demo
 
-test: $(VENV)/.ready  ## the fast suite; with MAELM_DATA naming a folder of real data, that too
-	pytest -q
+test: $(VENV)/.ready  ## the fast suite, two tests at a time; with MAELM_DATA naming a folder of real data, that too
+	pytest -q -n 2 --dist loadfile
 
 test-slow: $(VENV)/.ready
 	pytest -q -m slow
