@@ -4,7 +4,6 @@ import contextlib
 import csv
 import io
 import os
-import platform
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import pytest
 
 from maelm_composer.cluster import start_ray
 from maelm_composer.errors import InputError
-from maelm_composer.records import collect_provenance, write_text
+from maelm_composer.records import write_text
 from maelm_composer.reporting.artefacts import ARTEFACTS
 from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.devices import find_device
@@ -44,13 +43,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the measurements of speed out unless a file, or ``-m throughput``, asks for them."""
+    """Leave the measurements of speed out unless a file, or ``-m throughput``, asks for them.
+
+    test_quick repeats a part of the others: only ``-k quick`` or its own name asks for it.
+    """
     named = {Path(argument.split('::')[0]).name for argument in config.args}
     left_out = []
     for item in items:
         if item.path.name not in ARTEFACT_FILES:
             item.add_marker('throughput')
-            if item.path.name not in named and 'throughput' not in config.option.markexpr:
+            is_quick = item.name.startswith('test_quick') and 'quick' not in f'{config.option.keyword} {config.args}'
+            if is_quick or (item.path.name not in named and 'throughput' not in config.option.markexpr):
                 left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -165,26 +168,18 @@ def _chdir(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope='session')
 def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """``record(table, row)``; with ``--record`` the session's rows go to <results>/throughput/<table>-<device>.csv."""
-    tables: dict[str, list[dict[str, Any]]] = {}
-    yield lambda table, row: tables.setdefault(table, []).append(row)
-    if not request.config.getoption('--record'):
-        return
-    import torch
+    """``record(table, row)``; with ``--record`` the session's rows go to <results>/throughput/<table>-<machine>.csv."""
+    from bench.machine import find_machine
 
-    source = collect_provenance({})
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else source['cpu']
-    machine = {
-        'device': device,
-        'threads': torch.get_num_threads(),
-        **{name: source['packages'][name] for name in ('torch', 'transformers')},
-        'platform': platform.platform(),
-        'git_revision': source['git_revision'],
-    }
-    slug = ''.join(c if c.isalnum() else '-' for c in device.lower()).strip('-')
-    folder = Path(request.config.getoption('--results'), 'throughput')
-    for table, rows in tables.items():
-        write_table(folder / f'{table}-{slug}.csv', [row | machine for row in rows])
+    machine, records = find_machine(), request.config.getoption('--record')
+    if records and machine.limits:
+        pytest.exit(f'--record: unset {" and ".join(machine.limits)}, as rows are of a machine as it is', returncode=4)
+    tables: dict[str, list[dict[str, Any]]] = {}
+    yield lambda table, row: tables.setdefault(table, []).append(row | machine.list_columns())
+    if records:
+        folder = Path(request.config.getoption('--results'), 'throughput')
+        for table, rows in tables.items():
+            write_table(folder / f'{table}-{machine.slug}.csv', rows)
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> None:

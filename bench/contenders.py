@@ -4,6 +4,7 @@ Dropout is off and 15 % of the tokens are masked. Nothing here needs Composer.
 """
 
 import ctypes
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MPNetConfig, MPNetForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
+from bench.machine import Neighbours
 from maelm_composer.config import AttentionBackend, DecoderConfig, ModelConfig, Precision, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.device import keep_freed_memory
@@ -23,7 +25,8 @@ from maelm_composer.model.maelm import build_model
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 FORWARD_AND_BACKWARD = 3
-SETTLING_STEPS, TIMED_STEPS = 3, 2  # memory that was given back meanwhile is taken again
+# Before the timed steps, as memory that was given back meanwhile is taken again; of slow steps fewer.
+SETTLING_STEPS, SETTLING_SECONDS, TIMED_STEPS = 3, 2.0, 2
 Step = Callable[[], Tensor]
 
 
@@ -49,8 +52,19 @@ class Shape:
 class Figures:
     flops: float = 0.0  # of a step, as our cost model counts them; 0: a peer, whose work is not what ours is
     seconds: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)  # of each timed step, the share of the cores that others used
     losses: list[float] = field(default_factory=list)
     peak_bytes: int = 0  # of one step, above what lies in memory before it: activations and temporaries
+
+    def list_quiet_steps(self) -> list[tuple[float, float]]:
+        """Others' share and seconds of the timed steps after the first round, the half that others disturbed least."""
+        steps = sorted(zip(self.others[TIMED_STEPS:], self.seconds[TIMED_STEPS:], strict=True))
+        return steps[: (len(steps) + 1) // 2]
+
+    @property
+    def step(self) -> float:
+        """Seconds: the median of :meth:`list_quiet_steps`."""
+        return statistics.median(seconds for _, seconds in self.list_quiet_steps())
 
 
 @dataclass
@@ -110,9 +124,13 @@ def make_ours(
     model.select_attention(attention, DEVICE)
     if compiled:
         model.compile(fullgraph=True, dynamic=False)
-    visible, masked = batch['input_ids'].shape[1], batch['masked_index'].shape[1]
-    flops = FORWARD_AND_BACKWARD * shape.batch * sum(count_forward_flops(recipe.model, visible, masked).values())
-    return Contender(make_step(model, lambda: model(batch).loss, precision), Figures(flops))
+    return Contender(make_step(model, lambda: model(batch).loss, precision), Figures(count_step_flops(recipe, batch)))
+
+
+def count_step_flops(recipe: PretrainingConfig, batch: dict[str, Tensor]) -> float:
+    rows, visible = batch['input_ids'].shape
+    forward = count_forward_flops(recipe.model, visible, batch['masked_index'].shape[1])
+    return FORWARD_AND_BACKWARD * rows * sum(forward.values())
 
 
 def make_hugging_face(
@@ -155,12 +173,16 @@ def make_hugging_face(
 
 def time_steps(contender: Contender) -> None:
     figures = contender.figures
+    begin = time.perf_counter()
     for _ in range(SETTLING_STEPS):
         figures.losses.append(contender.step().item())
+        if time.perf_counter() - begin > SETTLING_SECONDS:
+            break
     for _ in range(TIMED_STEPS):
-        start = time.perf_counter()
+        neighbours, start = Neighbours(), time.perf_counter()
         figures.losses.append(contender.step().item())  # .item() waits for the device
         figures.seconds.append(time.perf_counter() - start)
+        figures.others.append(neighbours.share())
 
 
 def measure_peak(contender: Contender) -> None:
@@ -206,18 +228,24 @@ class Roofline:
         n = shape.length
         for a, b in (((pairs, n, head_size), (pairs, head_size, n)), ((pairs, n, n), (pairs, n, head_size))):
             self.products.append((self._random(a, dtype), self._random(b, dtype), 3 * (shape.layers - 1)))
+        # The last layer's scores are not among the products; a pass takes as long as if they ran at its speed.
+        recipe = make_recipe(shape, decoder=False)
+        own = sum(times * 2 * a.numel() * b.shape[-1] for a, b, times in self.products)
+        self.figures = Figures(count_step_flops(recipe, make_batch(recipe, shape.batch)))
+        self.scale = self.figures.flops / own
 
-    def measure(self) -> float:
-        """FLOP/s of one pass over all products."""
-        flops, seconds = 0.0, 0.0
-        for a, b, times in self.products:
-            start = time.perf_counter()
-            torch.matmul(a, b)
-            if DEVICE == 'cuda':
-                torch.cuda.synchronize()
-            seconds += times * (time.perf_counter() - start)
-            flops += times * 2 * a.numel() * b.shape[-1]
-        return flops / seconds
+    def measure(self) -> None:
+        """Time a few passes over all products, each as often as a step has it."""
+        for _ in range(TIMED_STEPS):
+            neighbours, seconds = Neighbours(), 0.0
+            for a, b, times in self.products:
+                start = time.perf_counter()
+                torch.matmul(a, b)
+                if DEVICE == 'cuda':
+                    torch.cuda.synchronize()
+                seconds += times * (time.perf_counter() - start)
+            self.figures.seconds.append(self.scale * seconds)
+            self.figures.others.append(neighbours.share())
 
     @staticmethod
     def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,9 +1,9 @@
 """The way in: documents -> shards -> batches, each against what the trainer consumes; and what Composer costs.
 
-    pytest -s bench/test_data_path.py [--record]     with --record: results/throughput/{data_path,overhead}-<device>.csv
+    pytest -s bench/test_data_path.py [--record]   with --record: results/throughput/{data_path,overhead}-<machine>.csv
 
 The text is MAELM_DATA/corpus/*.parquet where that names a folder, else the documentation on this machine. A test
-asserts that everything worked, never how fast.
+asserts that everything worked, never how fast. Training is in fp32 or bf16, whichever the device is faster in.
 """
 
 import functools
@@ -34,6 +34,7 @@ from maelm_composer.data.shards import build_shards, convert_documents
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.maelm import build_model
+from maelm_composer.precision import measure_speeds
 from maelm_composer.training.loaders import build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule
 from maelm_composer.training.plan import Plan
@@ -112,6 +113,7 @@ def make_config(shape: Shape, remote: str, folder: Path, workers: int, samples: 
     training = config.training
     training.max_samples = training.eval_interval_samples = training.checkpoint_interval_samples = samples
     training.global_train_batch_size, training.eval_rows, training.compile = shape.batch, shape.batch, False
+    training.precision = measure_speeds().faster
     config.optimizer.warmup_samples = shape.batch
     return config
 
@@ -160,7 +162,8 @@ def test_loader(
     benchmark: Callable, record: Callable, tmp_path: Path, shards: Callable[[int], Path], bucket: str
 ) -> None:
     """Batches of the small shape from a filled cache and, the cache empty, from S3; against training steps."""
-    trainer = make_ours(SMALL, make_recipe(SMALL, decoder=False), Precision.bf16, compiled=True)
+    precision = measure_speeds().faster
+    trainer = make_ours(SMALL, make_recipe(SMALL, decoder=False), precision, compiled=True)
     speeds: dict[str, float] = {}
 
     def read_epoch(remote: str, folder: Path, workers: int) -> float:
@@ -185,19 +188,20 @@ def test_loader(
     benchmark.pedantic(run, rounds=1)
     step = statistics.median(trainer.figures.seconds[TIMED_STEPS:])
     consumed = SMALL.tokens / step
-    print(f'\n{"RoBERTa, compiled, bf16, consumes":40}{consumed:14,.0f} tokens/s')
+    print(f'\n{f"RoBERTa, compiled, {precision.name}, consumes":40}{consumed:14,.0f} tokens/s')
     for name, speed in sorted(speeds.items()):
         times = speed / consumed
         print(f'{name:40}{speed:14,.0f} tokens/s{times:8.1f} × that')
         row = {'contender': name, 'length': SMALL.length, 'batch': SMALL.batch, 'tokens_per_second': round(speed)}
         record('data_path', row | {'times_trainer': round(times, 2), 'trainer_tokens_per_second': round(consumed)})
-    assert trainer.losses[-1] < trainer.losses[0]
+    assert trainer.figures.losses[-1] < trainer.figures.losses[0]
 
 
 def test_collating(benchmark: Callable, record: Callable, tmp_path: Path, shards: Callable[[int], Path]) -> None:
     """Drawing masks and making both views of one batch, in the trainer's own process, against the step it feeds."""
     config = make_config(SMALL, str(shards(SMALL.length)), tmp_path, workers=0, samples=SMALL.batch)
-    collator, trainer = build_collator(config), make_ours(SMALL, config, Precision.bf16, compiled=False)
+    precision = measure_speeds().faster
+    collator, trainer = build_collator(config), make_ours(SMALL, config, precision, compiled=False)
     rows = next(build_loader(config))['labels']
     ids = torch.where(rows == -100, 4, rows).numpy()
     ids[:, 0] = 0
@@ -208,7 +212,7 @@ def test_collating(benchmark: Callable, record: Callable, tmp_path: Path, shards
     seconds, step = benchmark.stats.stats.median, statistics.median(trainer.figures.seconds[TIMED_STEPS:])
     print(
         f'\nmasking and collating: {seconds / SMALL.batch * 1e6:.1f} µs a row, {seconds / step:.2%} of a step of '
-        f'{step * 1e3:.0f} ms ({SMALL}, MAE-LM, bf16, eager)'
+        f'{step * 1e3:.0f} ms ({SMALL}, MAE-LM, {precision.name}, eager)'
     )
     row = {'contender': 'masking and collating', 'length': SMALL.length, 'batch': SMALL.batch}
     row |= {'microseconds_per_row': round(seconds / SMALL.batch * 1e6, 1), 'share_of_step': round(seconds / step, 4)}
@@ -245,10 +249,11 @@ def test_composers_overhead(
         hook.remove()
     median = {name: statistics.median(times) for name, times in intervals.items()}
     overhead = median['Composer'] / median['bare loop'] - 1
-    print(f'\n{shape}, MAE-LM, bf16, eager: Composer {overhead:+.1%}')
+    precision = measure_speeds().faster.name
+    print(f'\n{shape}, MAE-LM, {precision}, eager: Composer {overhead:+.1%}')
     for name, seconds in median.items():
         print(f'{name:40}{seconds * 1e3:10.1f} ms/step{shape.tokens / seconds:12,.0f} tokens/s')
-        row = {'contender': name, 'precision': 'bf16', 'layers': shape.layers, 'hidden_size': shape.size}
+        row = {'contender': name, 'precision': precision, 'layers': shape.layers, 'hidden_size': shape.size}
         row |= {'length': shape.length, 'batch': shape.batch, 'milliseconds_per_step': round(seconds * 1e3, 2)}
         row |= {'tokens_per_second': round(shape.tokens / seconds), 'steps': len(intervals[name])}
         record('overhead', row | {'overhead': round(median[name] / median['bare loop'] - 1, 4)})
@@ -263,7 +268,7 @@ def train_bare(config: PretrainingConfig) -> None:
     batches = build_loader(config)
     for _ in range(config.training.max_samples // config.training.global_train_batch_size):
         batch = {name: tensor.to(DEVICE, non_blocking=True) for name, tensor in next(batches).items()}
-        with torch.autocast(DEVICE, torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=config.training.precision is Precision.bf16):
             loss = model(batch).loss
         loss.backward()
         clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)

@@ -1,0 +1,112 @@
+"""The machine that is measured: what kind it is, which precisions make sense on it, and who else is using it."""
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maelm_composer.config import Precision
+from maelm_composer.precision import measure_speeds
+from maelm_composer.records import collect_provenance
+
+# What multiplies matrices, the fastest first, by its name in /proc/cpuinfo: one model name is sold with several.
+INSTRUCTION_SETS = ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2', 'svebf16', 'sve', 'asimd')
+# These let a CPU run as an older one; rows of such a run are of no machine.
+LIMITS = ('ATEN_CPU_CAPABILITY', 'ONEDNN_MAX_CPU_ISA', 'DNNL_MAX_CPU_ISA', 'MKL_ENABLE_INSTRUCTIONS')
+# bf16 is measured from here on, since the block that compares both may err by as much.
+WORTHWHILE = 0.9
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: str  # a GPU's name or the CPU's
+    instruction_set: str  # one of INSTRUCTION_SETS; '' on a GPU
+    threads: int
+    limits: dict[str, str]  # those of LIMITS that are set
+    provenance: dict[str, Any]
+
+    @property
+    def slug(self) -> str:
+        """Of its file names: alike for machines of one kind."""
+        name = f'{self.device} {self.instruction_set}'.strip().lower()
+        return ''.join(c if c.isalnum() else '-' for c in name)
+
+    def list_columns(self) -> dict[str, Any]:
+        """What every recorded row says of it."""
+        return {
+            'device': self.device,
+            'instruction_set': self.instruction_set,
+            'threads': self.threads,
+            **{name: self.provenance['packages'][name] for name in ('torch', 'transformers')},
+            'platform': platform.platform(),
+            'git_revision': self.provenance['git_revision'],
+        }
+
+    def describe(self) -> str:
+        """Markdown: a heading, and what the numbers below it rest on."""
+        kind = f', {self.threads} cores, {self.instruction_set}' if self.instruction_set else ''
+        limited = ''.join(f', limited by {name}={value}' for name, value in self.limits.items())
+        speeds, packages, revision = measure_speeds(), self.provenance['packages'], self.provenance['git_revision']
+        return (
+            f'### {self.device}{kind}{limited}\n\n'
+            f'torch {packages["torch"]}, transformers {packages["transformers"]}, maelm-composer '
+            f'{self.provenance["maelm_composer"]}{f" at {revision[:10]}" if revision else ""}. A feed-forward block '
+            f'trains at {speeds.fp32 / 1e9:,.0f} GFLOP/s in fp32{" on one core" if kind else ""}; '
+            f'{speeds.describe()}.\n'
+        )
+
+
+def find_machine() -> Machine:
+    provenance = collect_provenance({})
+    limits = {name: os.environ[name] for name in LIMITS if name in os.environ}
+    threads = torch.get_num_threads()
+    if torch.cuda.is_available():
+        return Machine(torch.cuda.get_device_name(), '', threads, limits, provenance)
+    return Machine(provenance['cpu'], find_instruction_set(), threads, limits, provenance)
+
+
+def find_instruction_set() -> str:
+    """The first of ``INSTRUCTION_SETS`` that this CPU has, else its architecture."""
+    try:
+        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
+    except OSError:
+        lines = []
+    flags = next((line.split(':', 1)[1].split() for line in lines if line.startswith(('flags', 'Features'))), [])
+    return next((name for name in INSTRUCTION_SETS if name in flags), platform.machine())
+
+
+def skip_if_slow(precision: Precision) -> None:
+    """Skip the test where bf16 is emulated: nobody trains so, and a row would take an hour."""
+    speeds = measure_speeds()
+    if precision is Precision.bf16 and speeds.bf16 < WORTHWHILE * speeds.fp32:
+        pytest.skip(f'bf16 left out: {speeds.describe()}')
+
+
+class Neighbours:
+    """The share of this process's cores that others have used since it was made; 0 where no kernel says so."""
+
+    def __init__(self) -> None:
+        self._cores = os.sched_getaffinity(0)
+        self._start = self._read()
+
+    def share(self) -> float:
+        (clock, busy, own), (clock_before, busy_before, own_before) = self._read(), self._start
+        others = (busy - busy_before) - (own - own_before)
+        return max(0.0, others / (len(self._cores) * (clock - clock_before)))
+
+    def _read(self) -> tuple[float, float, float]:
+        """Seconds: the clock's, the cores' at work and this process's."""
+        try:
+            lines = Path('/proc/stat').read_text(encoding='utf-8').splitlines()
+        except OSError:
+            return time.perf_counter(), 0.0, 0.0
+        names = {f'cpu{core}' for core in self._cores}
+        fields = [list(map(int, line.split()[1:9])) for line in lines if line.split()[0] in names]
+        # user, nice, system, idle, iowait, irq, softirq, steal: all but the waiting
+        ticks = sum(sum(values) - values[3] - values[4] for values in fields)
+        return time.perf_counter(), ticks / os.sysconf('SC_CLK_TCK'), time.process_time()
