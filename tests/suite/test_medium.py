@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -184,31 +183,49 @@ def test_a_speed_is_measured_once_and_its_rows_are_with_the_results(tmp_path):
 @pytest.mark.slow
 def test_a_suite_in_parts_that_are_killed_ends_with_the_same_records(tmp_path):
     environment = prepare(tmp_path)
-    whole = tmp_path / 'whole'
-    started = time.monotonic()
+    whole, cut = tmp_path / 'whole', tmp_path / 'cut'
     done = call(whole, 'suite', **environment, PART_SECONDS='3000')
     assert done.returncode == 0, done.stdout
-    seconds = time.monotonic() - started
     wanted = read_records(whole, 'medium')
     # Nine tasks of both models, MNLI of three checkpoints more, two seeds each; two models, two rank records.
     assert len([name for name in wanted if name.startswith('finetuning')]) == (2 * 9 + 3) * 2
     assert len(wanted) == (2 * 9 + 3) * 2 + 2 * 2 + 2
 
-    cut, generator, codes, kills = tmp_path / 'cut', random.Random(0), [], 0
-    command, short = [SCRIPT, 'suite'], describe(cut, **environment, PART_SECONDS=str(int(0.4 * seconds)))
-    while not codes or codes[-1] == 75:
-        process = subprocess.Popen(command, env=short, stdout=subprocess.DEVNULL, start_new_session=True)
-        try:
-            codes.append(process.wait(generator.uniform(0.2, 0.4) * seconds if kills < 3 else None))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+    first = call(cut, 'suite', **environment, PART_SECONDS='15')
+    assert first.returncode == 75
+    assert 'suite: not done after ' in first.stdout
+    assert 'fine-tuning medium at 6,400, 9 tasks' in first.stdout  # what is left, by the planner
+
+    def count(pattern: str) -> int:
+        return len(list((cut / 'work').glob(pattern)))
+
+    def has_begun(run: str) -> bool:
+        log = cut / 'work/runs' / run / 'metrics.csv'
+        return log.exists() and len(log.read_text().splitlines()) > 5
+
+    stops = [
+        (signal.SIGKILL, lambda: count('runs/medium/samples-*') > 0),
+        (signal.SIGTERM, lambda: has_begun('medium-roberta')),
+        (signal.SIGKILL, lambda: count('finetuning/*.json') >= 5),
+        (signal.SIGTERM, lambda: count('finetuning/*.json') >= 15),
+    ]
+    command, own = [SCRIPT, 'suite'], describe(cut, **environment, PART_SECONDS='3000')
+    for number, is_time in stops:
+        process = subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL, start_new_session=True)
+        while not is_time():
+            assert process.poll() is None, 'the suite ended before it was to be stopped'
+            time.sleep(0.05)
+        if number == signal.SIGKILL:
+            os.killpg(process.pid, number)
             process.wait()
-            kills += 1
-    assert codes[-1] == 0
-    assert len(codes) > 1  # at least one part ended by itself before the last
-    assert kills == 3
+        else:
+            process.send_signal(number)
+            assert process.wait(300) == 75
+    log = (cut / 'results/gpu/suite.log').read_text()
+    assert 'SIGTERM: saved at ' in log
+    assert log.count('stopped; the same command goes on') >= 2  # the first call may have got as far, too
+    assert call(cut, 'suite', **environment, PART_SECONDS='3000').returncode == 0
     assert read_records(cut, 'medium') == wanted
-    assert json.loads((cut / 'results/medium/records/pretraining/medium.json').read_text())['samples'] == 6400
 
 
 def prepare(folder: Path) -> dict[str, str]:
