@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from maelm_composer.cluster import start_ray
-from maelm_composer.config import FinetuningConfig
+from maelm_composer.config import FinetuningConfig, Precision
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.claims import is_claimed
 from maelm_composer.finetuning.run import find_finished, run_key
@@ -40,7 +40,7 @@ from maelm_composer.finetuning.sweep_worker import (
     record_failure,
 )
 from maelm_composer.finetuning.tasks import Task
-from maelm_composer.precision import tell
+from maelm_composer.precision import choose, tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
 TRAINING_PER_EVALUATION = 3  # a row's training costs about three times its evaluation
@@ -72,8 +72,10 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     try:
         _, num_gpus = _count_slots(config)
         facts = _inspect_all(config, tasks)
-        remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
-        choice = _get(remote_choose.remote(config, os.getcwd()))
+        choice = choose(config.precision, 'precision') if config.precision is not Precision.auto else None
+        if choice is None:  # measured where the runs will be
+            remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
+            choice = _get(remote_choose.remote(config, os.getcwd()))
         tell(choice.notice)
         return _Sweep(dataclasses.replace(config, precision=choice.precision), tasks, facts).run()
     finally:
