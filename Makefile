@@ -1,37 +1,58 @@
 # Every target sets up what it needs. PYTHON names the interpreter (tested: 3.11), VENV the environment's folder.
+# STACK names the versions (README, Versions): default, latest, or own for those of PYTHON's torch and transformers.
 PYTHON ?= python3
+STACK ?= default
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+ifeq ($(STACK),default)
 VENV ?= .venv
+LOCK := constraints.txt
+INSTALL = $(PIP) -c $(LOCK) -e '.[dev]'
+else ifeq ($(STACK),latest)
+VENV ?= .venv-latest
+LOCK := constraints-latest.txt
+INSTALL = $(PIP) --no-deps -r $(LOCK) && $(PIP) --no-deps -e .
+else ifeq ($(STACK),own)
+VENV ?= .venv-own
+LOCK := constraints-latest.txt
+# The environment sees PYTHON's packages, its own first, and gets those of the lock that are not there.
+INSTALL = $(PYTHON) -c "$(LIST_PACKAGES)" > $$($(BIN)/python -c "import site; print(site.getsitepackages()[0])")/own.pth \
+	&& $(BIN)/python -m maelm_composer.stack $(LOCK) > $(VENV)/missing.txt \
+	&& $(PIP) --no-deps -r $(VENV)/missing.txt && $(PIP) --no-deps -e .
+LIST_PACKAGES = import sys; [print(f'import site; site.addsitedir({p!r})') for p in sys.path if p.endswith('-packages')]
+else
+$(error STACK=$(STACK) is unknown: default, latest or own)
+endif
 BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: demo test test-slow test-gpu bench lint clean
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL)
 	touch $@
 
 demo: $(VENV)/.ready  ## every table and figure at demo scale, from documents to the page, on two CPU cores
-	pytest -q bench/
+	python -m pytest -q bench/
 	maelm runs runs/suite/demo/runs/demo runs/suite/demo/runs/demo-roberta
 	maelm report --scale demo
 
-test: $(VENV)/.ready  ## the fast suite; with MAELM_DATA naming a folder of real data, that too
-	pytest -q
+test: $(VENV)/.ready  ## the fast suite, two tests at a time; with MAELM_DATA naming a folder of real data, that too
+	python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(VENV)/.ready
-	pytest -q -m slow
+	python -m pytest -q -m slow
 
 test-gpu: $(VENV)/.ready
-	pytest -q -m gpu
+	python -m pytest -q -m gpu
 
 bench: $(VENV)/.ready  ## training and fine-tuning speed against Hugging Face, and the way in
-	pytest -q -s bench/ -m throughput
+	python -m pytest -q -s bench/ -m throughput
 
 lint: $(VENV)/.ready
-	ruff check .
-	ruff format --check .
-	mypy maelm_composer
+	python -m ruff check .
+	python -m ruff format --check .
+	python -m mypy maelm_composer
 
 clean:  ## the environment, what the demo made, and caches
 	rm -rf $(VENV) data/demo runs/suite/demo results/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

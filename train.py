@@ -9,6 +9,7 @@ import sys
 from maelm_composer.config import FinetuningConfig, PretrainingConfig
 from maelm_composer.errors import InputError, one_line_errors
 from maelm_composer.recipe import is_finetuning, load_config, split_arguments
+from maelm_composer.stack import warn_of_untested_torch
 
 
 def main(arguments: list[str]) -> None:
@@ -22,6 +23,7 @@ def main(arguments: list[str]) -> None:
             _finetune_once(load_config(FinetuningConfig, recipes, overrides))
             return
         config = load_config(PretrainingConfig, recipes, overrides)
+        warn_of_untested_torch()
         from maelm_composer.training.run import pretrain
 
         pretrain(config)
@@ -37,6 +39,7 @@ def _finetune_once(config: FinetuningConfig) -> None:
         )
     if os.environ.get('WORLD_SIZE', '1') != '1':
         print('fine-tuning uses one device; `maelm sweep` keeps all of them busy', flush=True)
+    warn_of_untested_torch()
     from maelm_composer.finetuning.run import finetune, summarize
 
     print(summarize(finetune(config), config.save_folder))

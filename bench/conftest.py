@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +29,9 @@ ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in ARTEFACTS}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption('--record', action='store_true', help='write measured speeds to results/throughput/')
-    parser.addoption('--scale', default='demo', help='demo, small, base, base_pp or large_pp')
+    parser.addoption('--record', action='store_true', help='write measured speeds to throughput/ in the results')
+    parser.addoption('--scale', default='demo', help='demo, small, medium, base, base_pp or large_pp')
+    parser.addoption('--settings', help="file like those in yamls/suite/, its lists after the scale's")
     parser.addoption('--plan', action='store_true', help='say what would run and what it costs; run nothing')
     parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
     parser.addoption('--results', default=str(RESULTS), help='folder of records, tables and figures')
@@ -93,8 +95,10 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
         with contextlib.suppress(InputError):  # a GPU of unknown peak: the runs go on without an estimate
             estimated = sum_seconds(plan_suite(suite, artefacts, find_device()))
         start, started_ray = time.monotonic(), start_ray()
+        before = signal.signal(signal.SIGTERM, _stop)  # during a pretraining run its own answer counts
         request.session.stash[MADE] = []
         yield suite
+        signal.signal(signal.SIGTERM, before)
         if started_ray:
             import ray
 
@@ -113,7 +117,7 @@ def make(suite: Suite, benchmark: Callable, request: pytest.FixtureRequest) -> C
 
         try:
             page = benchmark.pedantic(run_suite, args=(suite, find_artefacts([name])), rounds=1)
-        except SystemExit as stop:  # a signal, answered with a checkpoint
+        except SystemExit as stop:  # a signal: what is recorded or saved stays
             pytest.exit('stopped; the same command goes on', returncode=int(stop.code or 0))
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
@@ -142,8 +146,13 @@ def find_value(rows: list[dict[str, str]], row: str, column: str) -> str:
     return found
 
 
-def _read_options(config: pytest.Config) -> tuple[str, str | None, str]:
-    return tuple(config.getoption(name) for name in ('--scale', '--work', '--results'))
+def _stop(number: int, frame: Any) -> None:
+    """Leave the step in hand as Ctrl-C does, so that Ray's processes end with this one."""
+    raise SystemExit(128 + number)
+
+
+def _read_options(config: pytest.Config) -> tuple[str, str | None, str, str | None]:
+    return tuple(config.getoption(name) for name in ('--scale', '--work', '--results', '--settings'))
 
 
 @contextlib.contextmanager
@@ -159,7 +168,7 @@ def _chdir(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope='session')
 def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """``record(table, row)``; with ``--record`` the session's rows go to results/throughput/<table>-<machine>.csv."""
+    """``record(table, row)``; with ``--record`` the session's rows go to <results>/throughput/<table>-<machine>.csv."""
     from bench.machine import find_machine
 
     machine, records = find_machine(), request.config.getoption('--record')
@@ -168,8 +177,9 @@ def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, 
     tables: dict[str, list[dict[str, Any]]] = {}
     yield lambda table, row: tables.setdefault(table, []).append(row | machine.list_columns())
     if records:
+        folder = Path(request.config.getoption('--results'), 'throughput')
         for table, rows in tables.items():
-            write_table(RESULTS / 'throughput' / f'{table}-{machine.slug}.csv', rows)
+            write_table(folder / f'{table}-{machine.slug}.csv', rows)
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> None:

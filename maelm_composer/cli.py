@@ -19,6 +19,7 @@ import typer
 from maelm_composer.config import CorpusConfig, FinetuningConfig, Implementation, Precision
 from maelm_composer.errors import InputError, one_line_errors
 from maelm_composer.recipe import load_config, split_arguments
+from maelm_composer.stack import warn_of_untested_torch
 
 EnumType = TypeVar('EnumType', bound=Enum)
 
@@ -103,6 +104,7 @@ def runs(
 def sweep(recipe: Recipe) -> None:
     """Fine-tune a checkpoint on the tasks of a recipe (yamls/finetune/): the search, then the best point's seeds."""
     config = load_config(FinetuningConfig, *split_arguments(recipe))
+    warn_of_untested_torch()
     from maelm_composer.finetuning.sweep import sweep_and_print
 
     raise typer.Exit(sweep_and_print(config))
@@ -146,7 +148,7 @@ def rank(
 
 @app.command()
 def report(
-    scale: Annotated[str, typer.Option(help='demo, small, base, base_pp or large_pp.')],
+    scale: Annotated[str, typer.Option(help='demo, small, medium, base, base_pp or large_pp.')],
     results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results'),
 ) -> None:
     """Make the tables, the figures and the page of a scale again from its records. Needs no torch."""

@@ -239,3 +239,5 @@ class SuiteConfig:
     pretraining: list[str] = field(default_factory=list)  # every model's recipe; its overlay comes after the files
     finetuning: list[str] = field(default_factory=list)  # recipe of the sweep over all tasks of the scale
     rank_tokens: int = 5_000_000  # real tokens of the rank records
+    pretraining_seeds: list[int] = field(default_factory=list)  # of every model; empty: the recipe's own seed alone
+    pretraining_seeds_of: dict[str, list[int]] = field(default_factory=dict)  # by artefact, in place of those of all

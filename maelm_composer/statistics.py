@@ -1,11 +1,13 @@
-"""What a handful of seeds says: median, spread, bootstrap intervals. Imports no torch."""
+"""What a handful of seeds says: median, spread, intervals. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy import stats
 
+LEVEL = 0.95
+POWER = 0.80
 RESAMPLES = 10_000
 SEED = 17
 TAILS = (2.5, 97.5)  # percentiles: a 95 % interval
@@ -38,20 +40,47 @@ def summarize(values: Sequence[float]) -> Summary:
     sample = np.asarray(values, dtype=float)
     if len(sample) == 1:
         return Summary(1, float(sample[0]), float(sample[0]), None, None, None)
-    low, high = np.percentile(resample_medians([values]), TAILS)
+    drawn = np.random.default_rng(SEED).integers(len(sample), size=(RESAMPLES, len(sample)))
+    low, high = np.percentile(np.median(sample[drawn], axis=1), TAILS)
     return Summary(
         len(sample), float(np.median(sample)), float(sample.mean()), float(sample.std(ddof=1)), float(low), float(high)
     )
 
 
-def resample_medians(samples: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """(R, G): medians of R bootstrap resamples of each of G samples.
+@dataclass(frozen=True)
+class MeanInterval:
+    """Student's t over independent values; all but ``mean`` are None where there is one value."""
 
-    Every sample is drawn on its own: a fine-tuning seed means nothing across models or tasks.
+    mean: float
+    low: float | None  # 95 % interval of the mean
+    high: float | None
+    p: float | None  # two-sided, of a mean of zero
+    detectable: float | None  # true mean of which an experiment alike would find p < 0.05 in 80 % of cases, about
+
+
+def estimate_mean(values: Sequence[float]) -> MeanInterval:
+    """The mean of ``values``, one a pretraining seed, with its interval; infinite where one of them is.
+
+    Differences that are paired by seed are given as differences. Of normal values the interval covers what it says from
+    two of them up, where a bootstrap over three covers 75 % at most and over five 94 %.
     """
-    generator = np.random.default_rng(SEED)
-    medians = np.empty((RESAMPLES, len(samples)))
-    for column, values in enumerate(samples):
-        sample = np.asarray(values, float)
-        medians[:, column] = np.median(sample[generator.integers(len(sample), size=(RESAMPLES, len(sample)))], axis=1)
-    return medians
+    sample = np.asarray(values, dtype=float)
+    mean, count = float(sample.mean()), len(sample)
+    if count == 1 or not np.isfinite(sample).all():
+        return MeanInterval(mean, None, None, None, None)
+    error = float(sample.std(ddof=1)) / count**0.5
+    student = stats.t(count - 1)
+    half = float(student.ppf((1 + LEVEL) / 2)) * error
+    p = 2 * float(student.sf(abs(mean) / error)) if error else float(mean == 0)
+    detectable = half + float(student.ppf(POWER)) * error
+    return MeanInterval(mean, mean - half, mean + half, p, detectable)
+
+
+def adjust_holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: the p-values, adjusted so that all may be held against one level."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted

@@ -24,6 +24,7 @@ STAGES = [
         'device',
         'precision',
         'effective_rank',
+        'stack',
     },
     {'data'},
     {'masking'},
@@ -40,7 +41,7 @@ TORCHLESS = [
     *('finetuning.squad_metric', 'suite.steps', 'suite.cost', 'suite.devices', 'suite.plan'),
     *('suite.collect', 'suite.terminal'),
 ]
-TORCHLESS += ['statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']
+TORCHLESS += ['stack', 'statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']
 TORCHLESS += ['finetuning.search', 'finetuning.claims', 'finetuning.sweep_report']
 
 

@@ -13,7 +13,7 @@ from maelm_composer.recipe import is_finetuning, load_config, to_plain
 
 ROOT = Path(__file__).parent.parent
 YAMLS = ROOT / 'yamls'
-RECIPES = ('base', 'base_pp', 'large_pp', 'small', 'demo')
+RECIPES = ('base', 'base_pp', 'large_pp', 'medium', 'small', 'demo')
 OVERLAYS = [
     YAMLS / 'roberta.yaml',
     YAMLS / 'authors.yaml',

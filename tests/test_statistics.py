@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maelm_composer.statistics import Summary, summarize
+from maelm_composer.statistics import MeanInterval, Summary, adjust_holm, estimate_mean, summarize
 
 FIVE = [0.70, 0.74, 0.71, 0.69, 0.73]
 VALUES = st.lists(st.floats(-1, 1, allow_nan=False), min_size=2, max_size=9)
@@ -41,3 +41,38 @@ def test_a_summary_holds_its_median_and_ignores_the_order(values):
     assert min(values) <= found.low <= found.median <= found.high <= max(values)
     assert summarize(values) == found
     assert summarize(values[::-1]).median == found.median
+
+
+def test_a_t_interval_by_hand():
+    found = estimate_mean([1.0, 2.0, 4.0])
+    error = math.sqrt((16 + 1 + 25) / 9 / 2 / 3)
+    assert (found.mean, found.low) == (pytest.approx(7 / 3), pytest.approx(7 / 3 - 4.302653 * error, abs=1e-6))
+    t = 7 / 3 / error
+    assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))  # the t distribution of two degrees of freedom
+    assert estimate_mean([2.0]) == MeanInterval(2.0, None, None, None, None)
+    assert estimate_mean([1.0, math.inf]).low is None
+    assert (estimate_mean([1.0, 1.0]).p, estimate_mean([0.0, 0.0]).p) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize('count', [2, 3, 5])
+def test_the_interval_over_pretraining_seeds_covers_what_it_says(count):
+    """Fine-tuning seeds within pretraining seeds, medians of three: simulated as the tables are made."""
+    generator, repeats = np.random.default_rng(count), 2000
+    pretraining = generator.normal(0, 1, (repeats, count))
+    scores = np.median(pretraining[..., None] + generator.normal(0, 2, (repeats, count, 3)), axis=-1)
+    found = [estimate_mean(values) for values in scores]
+    covered = np.mean([one.low <= 0 <= one.high for one in found])
+    assert covered == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / repeats))
+
+
+def test_the_detectable_difference_is_found_in_about_four_of_five_cases():
+    generator = np.random.default_rng(0)
+    size = np.mean([estimate_mean(generator.normal(0, 1, 5)).detectable for _ in range(500)])
+    found = [estimate_mean(generator.normal(size, 1, 5)).p < 0.05 for _ in range(2000)]
+    assert 0.7 < np.mean(found) < 0.9
+
+
+def test_holm_by_hand():
+    assert adjust_holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert adjust_holm([0.5, 0.9]) == [1.0, 1.0]
+    assert adjust_holm([]) == []

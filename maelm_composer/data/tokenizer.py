@@ -5,6 +5,7 @@ import json
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -16,6 +17,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.recipe import hash_json, to_plain
 
 *LEADING_SPECIALS, MASK = SPECIAL_TOKENS
+SETTINGS = 'tokenizer_config.json'
 
 
 def build_tokenizer(config: CorpusConfig) -> bool:
@@ -115,13 +117,24 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_seq_len: int) -> None
     """Write ``folder`` so that ``AutoTokenizer.from_pretrained(folder)`` loads it."""
     from transformers import PreTrainedTokenizerFast
 
-    PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=max_seq_len,
         add_prefix_space=True,
         **{f'{token.strip("[]").lower()}_token': token for token in SPECIAL_TOKENS},
         model_input_names=['input_ids', 'attention_mask'],
-    ).save_pretrained(folder)
+    )
+    write_tokenizer(wrapped, folder)
+
+
+def write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a Hugging Face ``tokenizer`` so that Transformers 4 and 5 load it."""
+    tokenizer.save_pretrained(folder)
+    path = folder / SETTINGS
+    settings = json.loads(path.read_text(encoding='utf-8'))
+    if settings['tokenizer_class'] == 'TokenizersBackend':  # what 5 calls its class, and 4 does not know
+        settings['tokenizer_class'] = 'PreTrainedTokenizerFast'
+        path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
 def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
@@ -134,7 +147,7 @@ def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
     """
     folder = storage.join(config.remote, 'tokenizer')
     content = storage.read_file(storage.join(folder, 'tokenizer.json'))
-    settings = storage.read_file(storage.join(folder, 'tokenizer_config.json'))
+    settings = storage.read_file(storage.join(folder, SETTINGS))
     if content is None or settings is None:
         raise InputError(f'no tokenizer at {folder}: run `maelm tokenizer` with the same recipe first')
     tokenizer = Tokenizer.from_buffer(content)

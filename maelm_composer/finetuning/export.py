@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from maelm_composer.data.storage import read_file
+from maelm_composer.data.tokenizer import write_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.checkpoint import (
     FINETUNED,
@@ -63,7 +64,7 @@ def export(checkpoint: str, folder: str) -> None:
     staged = target.with_name(f'.{target.name}.{os.getpid()}')
     try:
         model.save_pretrained(staged, safe_serialization=True)
-        tokenizer.save_pretrained(staged)
+        write_tokenizer(tokenizer, staged)
         shutil.copymode(staged / 'config.json', staged / 'model.safetensors')  # safetensors lets only its owner read
         if model.config.model_type == 'maelm':
             source = Path(modeling_maelm.__file__)

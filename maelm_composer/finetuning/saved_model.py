@@ -14,6 +14,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from maelm_composer.data.tokenizer import write_tokenizer
 from maelm_composer.finetuning.checkpoint import FINETUNED, TOKENIZER, WEIGHTS
 from maelm_composer.finetuning.pretrained import Pretrained
 from maelm_composer.finetuning.tasks import Task
@@ -33,6 +34,6 @@ def save_model(folder: Path, weights: dict[str, Tensor], pretrained: Pretrained,
     }
     write_json(staged / FINETUNED, description)
     save_file({name: value.contiguous() for name, value in weights.items()}, staged / WEIGHTS, {'format': 'pt'})
-    pretrained.tokenizer.save_pretrained(staged / TOKENIZER)
+    write_tokenizer(pretrained.tokenizer, staged / TOKENIZER)
     shutil.rmtree(folder, ignore_errors=True)
     staged.rename(folder)

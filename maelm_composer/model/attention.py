@@ -27,6 +27,14 @@ class FlexBias(NamedTuple):
     score_mod: Callable[..., Tensor] | None
     block_mask: BlockMask
 
+    def store(self, query: Tensor, key: Tensor) -> Tensor:
+        """(B, H, Q, Dh), (B, H, K, Dh) -> the (B, 1 or H, Q, K) bias, every entry evaluated."""
+        sizes = (*query.shape[:3], key.shape[2])
+        index = [torch.arange(size, device=query.device).view(-1, *[1] * (3 - i)) for i, size in enumerate(sizes)]
+        is_visible, score = self.block_mask.mask_mod(*index), query.new_zeros((), dtype=torch.float32)
+        bias = score.expand_as(is_visible) if self.score_mod is None else self.score_mod(score, *index)
+        return bias.masked_fill(~is_visible, float('-inf'))
+
 
 Bias = Tensor | FlexBias  # (B, 1 or H, Q, K), -inf where a query must not look; or its functions
 
@@ -80,10 +88,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Bias, dropout: float
     """
     if isinstance(bias, FlexBias):
         assert not dropout, 'FlexAttention has no dropout'
-        # Compiled even in an eager model, as it is slow otherwise; but on a CPU its compiled form has no backward.
-        is_eager = torch.compiler.is_compiling() or query.device.type == 'cpu'
-        kernel: Any = flex_attention if is_eager else _compile_flex()
-        return kernel(query, key, value, bias.score_mod, bias.block_mask)
+        if query.device.type != 'cpu':
+            # Compiled even in an eager model, as it is slow otherwise.
+            kernel: Any = flex_attention if torch.compiler.is_compiling() else _compile_flex()
+            return kernel(query, key, value, bias.score_mod, bias.block_mask)
+        bias = bias.store(query, key)  # on a CPU the kernels have no backward: torch 2.15 refuses even the eager one
     bias = bias.to(query.dtype)
     if backend is AttentionBackend.sdpa:
         return functional.scaled_dot_product_attention(query, key, value, bias, dropout)
@@ -150,8 +159,8 @@ def choose_backend(
     """What a stack attends with; ``auto`` is the fastest that can carry it.
 
     A CPU is fastest with two matrix products: the fused kernel is slow once its bias needs a gradient, and
-    FlexAttention has no compiled backward there. FlexAttention knows neither dropout nor two kinds of attention in a
-    layer nor, on a GPU, very narrow heads, for which SDPA takes the dense bias.
+    FlexAttention has no backward there, so that ``flex`` stores its bias. FlexAttention knows neither dropout nor two
+    kinds of attention in a layer nor, on a GPU, very narrow heads, for which SDPA takes the dense bias.
 
     Args:
         is_plain_self_attention: bidirectional, without cross-attention.

@@ -24,10 +24,12 @@ class Model:
     label: str  # the paper's name of the row
     overlays: tuple[str, ...] = ()  # YAML files over yamls/<scale>.yaml
     published: tuple[str, ...] = ()  # rows of results/paper to compare with, the first that is there; empty: the label
+    seed: int | None = None  # of pretraining; None: the recipe's own, or in a report every one that is recorded
 
     def run_name(self, scale: str) -> str:
-        """As :func:`maelm_composer.recipe.load_config` names the run."""
-        return '-'.join([scale, *(PurePosixPath(path).stem for path in self.overlays)])
+        """As :func:`maelm_composer.recipe.load_config` names the run; with a seed of its own, that seed after it."""
+        seed = [] if self.seed is None else [f's{self.seed}']
+        return '-'.join([scale, *(PurePosixPath(path).stem for path in self.overlays), *seed])
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from maelm_composer.reporting.artefacts import Column, Model, Role, columns_of
-from maelm_composer.reporting.estimate import Estimate, Term, estimate
+from maelm_composer.reporting.estimate import Estimate, Term, estimate, find_common_seeds
 from maelm_composer.reporting.evidence import Evidence, Record
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A weighted sum of medians over seeds, or why it cannot be had."""
+    """A weighted sum of medians over fine-tuning seeds for each pretraining seed, or why it cannot be had."""
 
     terms: tuple[Term, ...] = ()
     runs: tuple[Record, ...] = ()  # pretraining
@@ -27,18 +27,24 @@ class Cell:
 def score(evidence: Evidence, model: Model, column: Column, samples: int | None = None) -> Cell:
     """One score of ``model`` in percent, fine-tuned from its last checkpoint or the one at ``samples``.
 
-    AVG is the mean over tasks, MNLI-m once, of the medians over seeds.
+    AVG is the mean over tasks, MNLI-m once, of the medians over fine-tuning seeds.
     """
     if column.is_average:
         averaged = [c for c in columns_of(evidence.scale, Role.glue) if c.is_averaged]
         return combine([(1 / len(averaged), score(evidence, model, c, samples)) for c in averaged])
-    records = evidence.select_finetunings(model, column.task, samples)
-    if not records:
-        return Cell(missing=explain_absence(evidence, model, column.task))
-    values = [100 * (r['score'] if column.metric is None else r['metrics'][column.metric]) for r in records]
-    failed = evidence.count_failures(model, column.task, records)
-    note = f'{column.task}: {failed} of {failed + len(records)} seeds failed' if failed else ''
-    return Cell(((1.0, values),), _runs(evidence, model), tuple(records), note=note)
+
+    def read(record: Record) -> float:
+        return float(100 * (record['score'] if column.metric is None else record['metrics'][column.metric]))
+
+    found = evidence.select_finetunings(model, column.task, samples)
+    notes = [
+        f'{column.task} from {run["run_name"]}: {failed} of {failed + len(records)} seeds failed'
+        for run, records in found
+        if (failed := evidence.count_failures(records))
+    ]
+    return _gather(
+        evidence, model, column.task, [(run, records, [*map(read, records)]) for run, records in found], notes
+    )
 
 
 def constant_score(evidence: Evidence, model: Model, column: Column) -> Cell:
@@ -47,21 +53,25 @@ def constant_score(evidence: Evidence, model: Model, column: Column) -> Cell:
         averaged = [c for c in columns_of(evidence.scale, Role.glue) if c.is_averaged]
         return combine([(1 / len(averaged), constant_score(evidence, model, c)) for c in averaged])
     cell = score(evidence, model, column)
-    return cell if cell.missing else replace(cell, terms=((1.0, [100 * cell.records[0]['baseline']]),))
+    if cell.missing:
+        return cell
+    (_, values), record = cell.terms[0], cell.records[0]
+    return replace(cell, terms=((1.0, {min(values): [100 * record['baseline']]}),))  # no seed changes it
 
 
 def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int | None = None) -> Cell:
-    """One number of one layer (-1: the last) of the rank record of ``model``'s last checkpoint.
+    """One number of one layer (-1: the last) of the rank records of ``model``'s last checkpoints.
 
     Args:
         index: into the list that ``key`` names, where it is one.
     """
-    record = evidence.find_rank(model)
-    if record is None:
-        return Cell(missing=explain_absence(evidence, model, 'effective rank'))
-    found = record['layers'][layer][key]
-    value = float(found if index is None else found[index])
-    return Cell(((1.0, [value]),), _runs(evidence, model), (record,))
+
+    def read(record: Record) -> float:
+        found = record['layers'][layer][key]
+        return float(found if index is None else found[index])
+
+    found = [(run, [record], [read(record)]) for run, record in evidence.find_ranks(model)]
+    return _gather(evidence, model, 'effective rank', found)
 
 
 def finetuned_rank(evidence: Evidence, model: Model, task: str) -> Cell:
@@ -72,26 +82,40 @@ def finetuned_rank(evidence: Evidence, model: Model, task: str) -> Cell:
 def finetuned_rank_curve(evidence: Evidence, model: Model, task: str) -> dict[float, Cell]:
     """Epoch -> effective rank of the last layer during fine-tuning; one epoch, 0, with the reason, where there is none.
 
-    Only the epochs that every seed's record has.
+    Only the epochs that every record has.
     """
-    records = evidence.select_finetunings(model, task)
-    curves = [{p['epoch']: p['effective_rank'] for p in r['rank_curve']} for r in records if r.get('rank_curve')]
-    if not curves:
+    found = evidence.select_finetunings(model, task)
+    curves = [
+        (run, records, [{p['epoch']: float(p['effective_rank']) for p in r.get('rank_curve') or ()} for r in records])
+        for run, records in found
+    ]
+    epochs = set.intersection(*(set(curve) for *_, of_run in curves for curve in of_run)) if curves else set()
+    if not epochs:
         reason = f'the records of {task} from {model.run_name(evidence.scale)} hold no rank during fine-tuning'
-        return {0.0: Cell(missing=reason if records else explain_absence(evidence, model, task))}
-    epochs = sorted(set.intersection(*(set(curve) for curve in curves)))
-    runs = _runs(evidence, model)
-    return {e: Cell(((1.0, [float(curve[e]) for curve in curves]),), runs, tuple(records)) for e in epochs}
+        return {0.0: Cell(missing=reason if found else explain_absence(evidence, model, task))}
+    return {
+        epoch: _gather(evidence, model, task, [(run, rs, [c[epoch] for c in of_run]) for run, rs, of_run in curves])
+        for epoch in sorted(epochs)
+    }
 
 
 def combine(parts: Sequence[tuple[float, Cell]]) -> Cell:
-    """Σ weight × cell; missing where one of them is."""
+    """Σ weight × cell, paired by pretraining seed; missing where one of them is, or where no seed has all of them."""
+    terms = tuple((weight * w, values) for weight, cell in parts for w, values in cell.terms)
+    missing = [cell.missing for _, cell in parts if cell.missing]
+    notes = [cell.note for _, cell in parts if cell.note]
+    if not missing:
+        common = find_common_seeds(terms)
+        lacking = sorted(set().union(*(values for _, values in terms)) - set(common))
+        if lacking:
+            text = f'pretraining seeds {", ".join(map(str, lacking))} have only a part of it'
+            (notes if common else missing).append(text)
     return Cell(
-        tuple((weight * w, values) for weight, cell in parts for w, values in cell.terms),
+        terms,
         tuple(run for _, cell in parts for run in cell.runs),
         tuple(record for _, cell in parts for record in cell.records),
-        '; '.join(dict.fromkeys(cell.missing for _, cell in parts if cell.missing)),
-        '; '.join(dict.fromkeys(cell.note for _, cell in parts if cell.note)),
+        '; '.join(dict.fromkeys(missing)),
+        '; '.join(dict.fromkeys(notes)),
     )
 
 
@@ -101,15 +125,35 @@ def subtract(left: Cell, right: Cell) -> Cell:
 
 def explain_absence(evidence: Evidence, model: Model, what: str) -> str:
     """Why there is no number of ``what`` for ``model``."""
-    name = model.run_name(evidence.scale)
-    if evidence.find_run(model) is None:
-        return f'no finished pretraining run {name}'
-    failed = [r for r in evidence.failures if r['task'] == what and r['checkpoint'].get('run_name') == name]
+    runs = [run['run_name'] for run in evidence.find_runs(model)]
+    if not runs:
+        return f'no finished pretraining run {model.run_name(evidence.scale)}'
+    failed = [r for r in evidence.failures if r['task'] == what and r['checkpoint'].get('run_name') in runs]
     if failed:
-        return f'{what} from {name} failed: {failed[0].get("error")}'
-    return f'{what} of {name} is not recorded'
+        return f'{what} from {failed[0]["checkpoint"]["run_name"]} failed: {failed[0].get("error")}'
+    return f'{what} of {", ".join(runs)} is not recorded'
 
 
-def _runs(evidence: Evidence, model: Model) -> tuple[Record, ...]:
-    run = evidence.find_run(model)
-    return () if run is None else (run,)
+def _gather(
+    evidence: Evidence,
+    model: Model,
+    what: str,
+    found: Sequence[tuple[Record, Sequence[Record], Sequence[float]]],
+    notes: Sequence[str] = (),
+) -> Cell:
+    """One number of ``model``.
+
+    Args:
+        what: it is a number of, for the reason where there is none.
+        found: a pretraining run, its records, and their values, one a fine-tuning seed.
+    """
+    if not found:
+        return Cell(missing=explain_absence(evidence, model, what))
+    there = {run['run_name'] for run, *_ in found}
+    lacking = [run['run_name'] for run in evidence.find_runs(model) if run['run_name'] not in there]
+    return Cell(
+        terms=((1.0, {run['identity']['seed']: values for run, _, values in found}),),
+        runs=tuple(run for run, *_ in found),
+        records=tuple(record for _, records, _ in found for record in records),
+        note='; '.join([*notes, *(f'{what} of {name} is not recorded' for name in lacking)]),
+    )

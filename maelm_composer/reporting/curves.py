@@ -12,12 +12,13 @@ from maelm_composer.reporting.cells import (
     subtract,
 )
 from maelm_composer.reporting.estimate import slope_weights
+from maelm_composer.reporting.evidence import Record
 from maelm_composer.reporting.rows import Row, at
-from maelm_composer.reporting.tables import GAP, PERCENT, POINTS, RANK, Book
-from maelm_composer.reporting.verdicts import CHECKPOINT
+from maelm_composer.reporting.tables import GAP, PERCENT, POINTS, RANK, Book, rank_margin
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
 ANGLES = 5  # quantiles of the principal angles in a rank record, smallest first
+_BOTH = (MAE_LM, ROBERTA)
 TRAINING_POINTS = 60  # of a training-loss curve: more cannot be seen
 
 
@@ -35,7 +36,7 @@ def build_figure1(book: Book) -> list[Row]:
         'growth of that gap per layer': growth,
         'rank of the [MASK] rows, last layer − embeddings': rise,
     }
-    return rows + [book.claim(label, 'RoBERTa', RANK, cell, repeats=CHECKPOINT) for label, cell in claims.items()]
+    return rows + [book.claim(label, 'RoBERTa', RANK, cell) for label, cell in claims.items()]
 
 
 def build_figure4(book: Book) -> list[Row]:
@@ -64,11 +65,12 @@ def build_figure5(book: Book) -> list[Row]:
     for model in (MAE_LM, ROBERTA):
         for epoch, cell in finetuned_rank_curve(book.evidence, model, task).items():
             rows.append(at(book.value(model.label, f'rank during {task}', RANK, cell), epoch, 'epoch'))
-    before = subtract(*(rank(book.evidence, model, REAL) for model in (MAE_LM, ROBERTA)))
-    after = subtract(*(finetuned_rank(book.evidence, model, task) for model in (MAE_LM, ROBERTA)))
-    paper = book.paper_gap('pretrained')
-    claim = book.claim(GAP, 'rank_real, last layer', RANK, before, paper, repeats=CHECKPOINT)
-    return [*rows, claim, book.claim(GAP, f'rank after {task}', RANK, after)]
+    for column, paper, (ours, theirs) in (
+        ('rank_real, last layer', book.paper_gap('pretrained'), [rank(book.evidence, m, REAL) for m in _BOTH]),
+        (f'rank after {task}', None, [finetuned_rank(book.evidence, m, task) for m in _BOTH]),
+    ):
+        rows.append(book.claim(GAP, column, RANK, subtract(ours, theirs), paper, margin=rank_margin(theirs)))
+    return rows
 
 
 def build_subspace(book: Book) -> list[Row]:
@@ -81,7 +83,7 @@ def build_subspace(book: Book) -> list[Row]:
         # By the threshold, the real tokens' own rows lie partly outside their leading directions too.
         masks, real = (rank(book.evidence, model, f'{kind}_outside_share') for kind in ('mask', 'real'))
         column = 'mask − real outside share, last layer'
-        claims.append(book.claim(model.label, column, 'share', subtract(masks, real), repeats=CHECKPOINT))
+        claims.append(book.claim(model.label, column, 'share', subtract(masks, real)))
     return rows + claims
 
 
@@ -89,19 +91,29 @@ def build_training(book: Book) -> list[Row]:
     """Losses over samples; the training loss is averaged over neighbouring batches."""
     rows = []
     for model in (ROBERTA, MAE_LM):
-        run, curve = book.evidence.find_run(model), book.evidence.curves.get(model.run_name(book.scale))
-        if run is None or curve is None:
+        curves = [(run, curve) for run in book.evidence.find_runs(model) if (curve := _read_curve(book, run))]
+        if not curves:
             reason = explain_absence(book.evidence, model, 'metrics.csv')
             rows.append(book.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
             continue
-        width = max(1, -(-len(curve) // TRAINING_POINTS))
-        groups = [curve[start : start + width] for start in range(0, len(curve), width)]
-        points = [(group[-1]['samples'], 'train_loss', [float(r['train_loss']) for r in group]) for group in groups]
-        points += [(r['samples'], 'eval_loss', [float(r['eval_loss'])]) for r in curve if r['eval_loss']]
-        for samples, column, values in points:
-            cell = Cell(((1.0, [sum(values) / len(values)]),), (run,))
-            rows.append(at(book.value(model.label, column, 'nats', cell), int(samples), 'samples'))
+        points = set.intersection(*(set(curve) for _, curve in curves))
+        for samples, column in sorted(points, key=lambda point: (point[1] == 'eval_loss', point[0])):
+            values = {run['identity']['seed']: [curve[samples, column]] for run, curve in curves}
+            cell = Cell(((1.0, values),), tuple(run for run, _ in curves))
+            rows.append(at(book.value(model.label, column, 'nats', cell), samples, 'samples'))
     return rows
+
+
+def _read_curve(book: Book, run: Record) -> dict[tuple[int, str], float]:
+    """(samples, loss's name) -> value; the training loss averaged over neighbouring batches."""
+    curve = book.evidence.curves.get(run['run_name'], [])
+    width = max(1, -(-len(curve) // TRAINING_POINTS))
+    points = {(int(row['samples']), 'eval_loss'): float(row['eval_loss']) for row in curve if row['eval_loss']}
+    for start in range(0, len(curve), width):
+        group = curve[start : start + width]
+        losses = [float(row['train_loss']) for row in group]
+        points[int(group[-1]['samples']), 'train_loss'] = sum(losses) / len(losses)
+    return points
 
 
 def _layer_rows(book: Book, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
@@ -115,5 +127,5 @@ def _layer_rows(book: Book, model: Model, key: str, unit: str, index: int | None
 
 
 def _count_layers(book: Book, model: Model) -> int:
-    record = book.evidence.find_rank(model)
-    return 0 if record is None else len(record['layers'])
+    found = book.evidence.find_ranks(model)
+    return len(found[0][1]['layers']) if found else 0

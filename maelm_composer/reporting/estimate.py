@@ -1,38 +1,45 @@
 """A weighted sum of medians with its interval: a score, an average, a difference and a slope are all one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from maelm_composer.statistics import TAILS, resample_medians
+from maelm_composer.statistics import estimate_mean
+
+Term = tuple[float, Mapping[int, Sequence[float]]]  # weight; by pretraining seed, values over fine-tuning seeds
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """``low`` and ``high`` are None where a median rests on one seed: one value has no spread."""
+    """A mean over pretraining seeds; what is None needs more than one."""
 
     value: float
-    low: float | None
-    high: float | None
-    count: int  # seeds of the median that has the fewest
+    low: float | None = None  # 95 % interval
+    high: float | None = None
+    count: int = 1  # fine-tuning seeds of the median that has the fewest
+    pretraining_seeds: int = 1
+    p: float | None = None  # two-sided, of zero
+    detectable: float | None = None  # difference from zero that so many seeds would find in 80 % of cases, about
 
 
-Term = tuple[float, Sequence[float]]  # weight, values over seeds
+def find_common_seeds(terms: Sequence[Term]) -> list[int]:
+    """Pretraining seeds that every term has."""
+    return sorted(set.intersection(*(set(values) for _, values in terms)))
 
 
 def estimate(terms: Sequence[Term]) -> Estimate:
-    """Σ weight × median(values), with the percentile-bootstrap interval of that sum.
+    """Mean over the common pretraining seeds of Σ weight × median(values): models are paired by seed."""
+    seeds = find_common_seeds(terms)
+    values = [sum(weight * float(np.median(of_seed[seed])) for weight, of_seed in terms) for seed in seeds]
+    return estimate_over_seeds(values, min(len(of_seed[seed]) for _, of_seed in terms for seed in seeds))
 
-    Of one term it is :func:`maelm_composer.statistics.summarize`, to the digit.
-    """
-    value = sum(weight * float(np.median(values)) for weight, values in terms)
-    count = min(len(values) for _, values in terms)
-    if count < 2:
-        return Estimate(value, None, None, count)
-    weights = np.array([weight for weight, _ in terms])
-    low, high = np.percentile(resample_medians([values for _, values in terms]) @ weights, TAILS)
-    return Estimate(value, float(low), float(high), count)
+
+def estimate_over_seeds(values: Sequence[float], count: int) -> Estimate:
+    """Of ``values``, one a pretraining seed, each of ``count`` fine-tuning seeds or more."""
+    found: dict[str, Any] = dict(vars(estimate_mean(values)))
+    return Estimate(found.pop('mean'), count=count, pretraining_seeds=len(values), **found)
 
 
 def slope_weights(x: Sequence[float]) -> list[float]:

@@ -11,6 +11,7 @@
 
 import csv
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,48 +31,71 @@ class Evidence:
     failures: list[Record]
     ranks: list[Record]
 
-    def find_run(self, model: Model) -> Record | None:
-        """The finished pretraining run of ``model``."""
-        return self.runs.get(model.run_name(self.scale))
-
-    def find_rank(self, model: Model) -> Record | None:
-        """The rank record of the final checkpoint.
+    def find_runs(self, model: Model) -> list[Record]:
+        """The finished pretraining runs of ``model``, one a seed, by seed.
 
         Raises:
-            InputError: more than one, so that it is not clear which is meant.
+            InputError: they differ in more than the seed.
         """
-        run = self.find_run(model)
-        found = [r for r in self.ranks if run is not None and _is_of(r, run, run['samples'])]
-        if len(found) > 1:
-            keys = ', '.join(r['key'] for r in found)
-            raise InputError(f'{len(found)} rank records of {found[0]["checkpoint"]["run_name"]} ({keys}): keep one')
-        return found[0] if found else None
+        base = re.escape(model.run_name(self.scale))
+        found = [run for name, run in self.runs.items() if re.fullmatch(rf'{base}(-s\d+)?', name)]
+        found.sort(key=lambda run: run['identity']['seed'])
+        for run in found[1:]:
+            one, other = found[0]['identity'], run['identity']
+            different = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
+            if different != ['seed']:
+                what = ', '.join(sorted(set(different) - {'seed'})) or 'nothing, not even the seed'
+                names = f'{found[0]["run_name"]} and {run["run_name"]}'
+                raise InputError(f'the records of {names} differ in {what}: keep those of one experiment')
+        return found
+
+    def find_ranks(self, model: Model) -> list[tuple[Record, Record]]:
+        """The runs of ``model`` that have one, each with the rank record of its final checkpoint.
+
+        Raises:
+            InputError: more than one of a run, so that it is not clear which is meant.
+        """
+        pairs = []
+        for run in self.find_runs(model):
+            found = [record for record in self.ranks if _is_of(record, run, run['samples'])]
+            if len(found) > 1:
+                keys = ', '.join(record['key'] for record in found)
+                raise InputError(f'{len(found)} rank records of {run["run_name"]} ({keys}): keep one')
+            pairs += [(run, record) for record in found]
+        return pairs
 
     def checkpoints_with(self, model: Model, task: str) -> list[int]:
         """Samples of the checkpoints of ``model`` from which ``task`` was fine-tuned, ascending."""
-        name = model.run_name(self.scale)
-        found = [r for r in self.finetunings if r['task'] == task and r['checkpoint']['run_name'] == name]
-        return sorted({r['checkpoint']['samples'] for r in found} - {None}) if name in self.runs else []
+        names = {run['run_name'] for run in self.find_runs(model)}
+        found = [r for r in self.finetunings if r['task'] == task and r['checkpoint']['run_name'] in names]
+        return sorted({r['checkpoint']['samples'] for r in found} - {None})
 
-    def select_finetunings(self, model: Model, task: str, samples: int | None = None) -> list[Record]:
-        """The records, one a seed, of the point of ``task`` that a sweep would select, from a checkpoint of ``model``.
+    def select_finetunings(
+        self, model: Model, task: str, samples: int | None = None
+    ) -> list[tuple[Record, list[Record]]]:
+        """The runs of ``model`` from which ``task`` was fine-tuned, each with its records, one a fine-tuning seed.
+
+        They are of the point that a sweep would select.
 
         Args:
-            samples: which checkpoint; None: the run's last.
+            samples: which checkpoint; None: a run's last.
         """
-        run = self.find_run(model)
-        if run is None:
-            return []
-        samples = run['samples'] if samples is None else samples
-        found = [r for r in self.finetunings if r['task'] == task and _is_of(r, run, samples)]
-        _assert_one_experiment(found, f'{task} from {run["run_name"]} at {samples} samples')
-        point = select_point(found)
-        return sorted((r for r in found if Point(**r['point']) == point), key=lambda r: (r['seed'], r['key']))
+        pairs = []
+        for run in self.find_runs(model):
+            at = run['samples'] if samples is None else samples
+            found = [r for r in self.finetunings if r['task'] == task and _is_of(r, run, at)]
+            where = f'{task} from {run["run_name"]} at {at} samples'
+            _assert_one_experiment(found, where, ('protocol', 'data_hash', 'checkpoint'))
+            if (point := select_point(found)) is not None:
+                chosen = (record for record in found if Point(**record['point']) == point)
+                pairs.append((run, sorted(chosen, key=lambda record: (record['seed'], record['key']))))
+        _assert_one_experiment([records[0] for _, records in pairs], task, ('protocol', 'data_hash'))
+        return pairs
 
-    def count_failures(self, model: Model, task: str, finished: list[Record]) -> int:
-        """How many seeds failed of the point of ``finished``, which :meth:`select_finetunings` found."""
+    def count_failures(self, finished: list[Record]) -> int:
+        """How many fine-tuning seeds failed of the point of ``finished``, some of :meth:`select_finetunings`."""
         first = finished[0]
-        same = (task, first['checkpoint']['hash'], first['point'])
+        same = (first['task'], first['checkpoint']['hash'], first['point'])
         found = {r['seed'] for r in self.failures if (r['task'], r['checkpoint']['hash'], r['point']) == same}
         return len(found - {r['seed'] for r in finished})
 
@@ -127,10 +151,10 @@ def _is_of(record: Record, run: Record, samples: int) -> bool:
     return bool(checkpoint['run_name'] == run['run_name'] and checkpoint['samples'] == samples)
 
 
-def _assert_one_experiment(records: list[Record], where: str) -> None:
-    """Records that differ in one of these must not be compared as if they did not."""
+def _assert_one_experiment(records: list[Record], where: str, keys: tuple[str, ...]) -> None:
+    """Records that differ in one of ``keys`` must not be compared as if they did not."""
     for record in records[1:]:
-        for what in ('protocol', 'data_hash', 'checkpoint'):
+        for what in keys:
             one, other = (r[what]['hash'] if what == 'checkpoint' else r[what] for r in (records[0], record))
             if one != other:
                 raise InputError(

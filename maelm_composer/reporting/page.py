@@ -7,7 +7,7 @@ from html import escape
 
 from maelm_composer.reporting.artefacts import DEMO, SETTINGS, Artefact, find_artefact, label_of
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.verdicts import FAILS, HOLDS, NOT_COMPARABLE, UNDECIDED, is_comparable
+from maelm_composer.reporting.verdicts import NOT_COMPARABLE, WORDS, is_comparable
 
 DIGITS = {'percent': 1, 'points': 1, 'rank': 1, 'share': 3, 'hours': 3, 'nats': 3, 'degrees': 1}
 COLUMNS = ('', 'score', 'paper', 'ours', 'difference', '95 % interval', 'verdict')
@@ -39,7 +39,7 @@ th { font-weight: 600; white-space: nowrap; }
 td.number { text-align: right; white-space: nowrap; }
 th.number { text-align: right; }
 tr.claims { background: var(--card); }
-.holds { color: var(--good); } .fails { color: var(--bad); } .undecided { color: var(--open); }
+.holds { color: var(--good); } .fails { color: var(--bad); } .undecided, .no-difference { color: var(--open); }
 summary { cursor: pointer; padding: .3rem 0; }
 code { font: .85em ui-monospace, monospace; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .9rem; }
@@ -71,9 +71,9 @@ def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mappi
         '<p>Reproduction of <a href="https://arxiv.org/abs/2302.02060">Representation Deficiency in Masked Language '
         'Modeling</a>. Every number is computed from the committed records; the verdicts are about the claims.</p>',
         _describe_scale(scale),
-        '<p class="note">A score is the median over fine-tuning seeds. Intervals are 95 % bootstrap intervals of that '
-        'median over these seeds; there is one pretraining seed, whose variation they do not cover. A number without '
-        'an interval rests on one seed, or on one checkpoint.</p>',
+        '<p class="note">A score is the mean over pretraining seeds of the median over fine-tuning seeds. Intervals '
+        'are 95 % t intervals over pretraining seeds, by which models are paired; a number without one rests on a '
+        'single pretraining seed. They cover another run on the same development sets, not other examples.</p>',
         '<nav>' + ''.join(f'<a href="#{a.name}">{escape(a.title.split(":")[0])}</a>' for a in artefacts) + '</nav>',
         *(_render_artefact(a, tables[a.name], pictures.get(a.name)) for a in artefacts),
         _render_provenance([row for rows in tables.values() for row in rows]),
@@ -130,7 +130,7 @@ def _render_artefact(artefact: Artefact, rows: Sequence[Row], picture: bytes | N
 
 
 def _is_claim(row: Row) -> bool:
-    return row.value is not None and row.verdict.startswith((HOLDS, FAILS, UNDECIDED))
+    return row.value is not None and row.verdict.startswith(WORDS)
 
 
 def _render_table(rows: Sequence[Row], kind: str = '') -> str:
@@ -156,10 +156,14 @@ def _render_cells(row: Row, is_claim: bool) -> list[str]:
     is_signed = is_claim and row.unit in ('points', 'rank')
     where = '' if row.x is None or row.x_unit == 'δ' else f', {row.x_unit} {row.x:g}'
     bounds = '' if row.low is None else f'{_number(row.low, row.unit)} to {_number(row.high, row.unit)}'
-    seeds = f' <small>({row.count})</small>' if row.count > 1 else ''
+    seeds = f' <small>({row.pretraining_seeds})</small>' if row.pretraining_seeds > 1 else ''
     verdict = _shorten(row.verdict)
     word = verdict.split(':')[0]
-    shown = f'<strong class="{word}">{word}</strong>{escape(verdict[len(word) :])}' if is_claim else escape(verdict)
+    shown = (
+        f'<strong class="{word.replace(" ", "-")}">{word}</strong>{escape(verdict[len(word) :])}'
+        if is_claim
+        else escape(verdict)
+    )
     return [
         f'<strong>{escape(row.row)}</strong>',
         escape(label_of(row.column) + where),

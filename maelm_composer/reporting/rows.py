@@ -43,6 +43,9 @@ class Row:
     low: float | None = None
     high: float | None = None
     count: int = 0
+    pretraining_seeds: int = 0
+    p: float | None = None
+    detectable: float | None = None
     paper: float | None = None
     difference: float | None = None
     verdict: str = ''

@@ -1,6 +1,7 @@
 """Tables 1 to 3 as rows: every model's numbers, then one row for each claim."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
@@ -15,9 +16,11 @@ from maelm_composer.reporting.artefacts import (
     tasks_of,
 )
 from maelm_composer.reporting.cells import Cell, constant_score, finetuned_rank, rank, score, subtract
+from maelm_composer.reporting.estimate import Estimate
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import Row, trace_records
-from maelm_composer.reporting.verdicts import CHECKPOINT, SEED, is_comparable, judge_claim, judge_value
+from maelm_composer.reporting.verdicts import MARGIN_POINTS, MARGIN_RANK_SHARE, is_comparable, judge_claim, judge_value
+from maelm_composer.statistics import adjust_holm
 
 GAP = 'MAE-LM − RoBERTa'
 CONSTANT = 'a constant answer'
@@ -53,7 +56,9 @@ class Book:
         """A measured number; its difference to the paper's only where the scale is the paper's."""
         found = cell.estimate
         verdict = '' if found is None else judge_value(self.scale, found, paper)
-        return self._row((row, column, unit), cell, paper, verdict, is_comparable(self.scale))
+        # A p-value of zero means nothing of a score.
+        known = None if found is None else replace(found, p=None, detectable=None)
+        return self._row((row, column, unit), cell, known, paper, verdict, is_comparable(self.scale))
 
     def claim(
         self,
@@ -63,18 +68,48 @@ class Book:
         cell: Cell,
         paper: float | None = None,
         expects_more: bool = True,
-        repeats: str = SEED,
+        margin: float | None = None,
     ) -> Row:
-        """A difference between our models, beside the paper's difference between its own."""
-        found = cell.estimate
-        verdict = '' if found is None else judge_claim(self.scale, found, expects_more, repeats)
-        # A rank is a number of the model's dimensions, which are fewer below base.
-        return self._row((row, column, unit), cell, paper, verdict, unit != RANK or is_comparable(self.scale))
+        """A difference between our models, beside the paper's difference between its own.
+
+        Args:
+            margin: within which a difference is none; the default is that of points.
+        """
+        return self.claims([(row, column, cell, paper)], unit, expects_more, margin)[0]
+
+    def claims(
+        self,
+        claims: Sequence[tuple[str, str, Cell, float | None]],
+        unit: str,
+        expects_more: bool = True,
+        margin: float | None = None,
+    ) -> list[Row]:
+        """As :meth:`claim`, of (row, column, cell, the paper's number); Holm's correction counts all of them."""
+        margin = MARGIN_POINTS if unit == POINTS else margin
+        found = {
+            i: e for i, (_, _, cell, _) in enumerate(claims) if (e := cell.estimate) is not None and e.p is not None
+        }
+        adjusted = dict(zip(found, adjust_holm([e.p for e in found.values() if e.p is not None]), strict=True))
+        rows = []
+        for i, (row, column, cell, paper) in enumerate(claims):
+            known, verdict = cell.estimate, ''
+            if known is not None:
+                known = replace(known, p=adjusted.get(i))
+                verdict = judge_claim(self.scale, known, expects_more, margin, len(found))
+            # A rank is a number of the model's dimensions, which are fewer below base.
+            is_compared = unit != RANK or is_comparable(self.scale)
+            rows.append(self._row((row, column, unit), cell, known, paper, verdict, is_compared))
+        return rows
 
     def _row(
-        self, where: tuple[str, str, str], cell: Cell, paper: float | None, verdict: str, is_compared: bool
+        self,
+        where: tuple[str, str, str],
+        cell: Cell,
+        found: Estimate | None,
+        paper: float | None,
+        verdict: str,
+        is_compared: bool,
     ) -> Row:
-        found = cell.estimate
         if found is None:
             return Row(self.scale, self.artefact, *where, paper=paper, note=cell.missing)
         return Row(
@@ -102,9 +137,10 @@ def build_table1(book: Book) -> list[Row]:
     for c in columns:
         if c.is_average or c.is_averaged or c == squad[0]:  # whose score is the task's own metric
             rows.append(book.value(CONSTANT, c.name, PERCENT, constant_score(book.evidence, ROBERTA, c)))
-    for c in columns:
-        gap = subtract(cells[MAE_LM, c], cells[ROBERTA, c])
-        rows.append(book.claim(GAP, c.name, POINTS, gap, book.paper_gap(c.name)))
+    gaps = {c: subtract(cells[MAE_LM, c], cells[ROBERTA, c]) for c in columns}
+    average, tasks = [c for c in columns if c.is_average], [c for c in columns if not c.is_average]
+    for group in (tasks, average):  # AVG is one claim of its own
+        rows += book.claims([(GAP, c.name, gaps[c], book.paper_gap(c.name)) for c in group], POINTS)
     return rows
 
 
@@ -115,10 +151,11 @@ def build_table2(book: Book) -> list[Row]:
         book.value(model.label, average.name, PERCENT, cell, book.paper_of(model, average.name))
         for model, cell in cells.items()
     ]
+    claims = []
     for model in [model for model in cells if model is not MAE_LM]:
         gap, paper = subtract(cells[model], cells[MAE_LM]), book.paper_gap(average.name, MAE_LM, model)
-        rows.append(book.claim(f'{model.label} − MAE-LM', average.name, POINTS, gap, paper, expects_more=False))
-    return rows
+        claims.append((f'{model.label} − MAE-LM', average.name, gap, paper))
+    return rows + book.claims(claims, POINTS, expects_more=False)
 
 
 def build_table3(book: Book) -> list[Row]:
@@ -134,6 +171,12 @@ def build_table3(book: Book) -> list[Row]:
                 else finetuned_rank(book.evidence, model, column)
             )
             rows.append(book.value(model.label, column, RANK, cells[model], book.paper_of(model, theirs)))
-        gap, repeats = subtract(cells[MAE_LM], cells[ROBERTA]), CHECKPOINT if is_pretrained else SEED
-        gaps.append(book.claim(GAP, column, RANK, gap, book.paper_gap(theirs), repeats=repeats))
+        gap, margin = subtract(cells[MAE_LM], cells[ROBERTA]), rank_margin(cells[ROBERTA])
+        gaps.append(book.claim(GAP, column, RANK, gap, book.paper_gap(theirs), margin=margin))
     return rows + gaps
+
+
+def rank_margin(baseline: Cell) -> float | None:
+    """Within which a difference to ``baseline``'s rank is none."""
+    found = baseline.estimate
+    return None if found is None else MARGIN_RANK_SHARE * found.value

@@ -2,10 +2,13 @@
 
 from maelm_composer.reporting.artefacts import DEMO, SETTINGS
 from maelm_composer.reporting.estimate import Estimate
+from maelm_composer.statistics import LEVEL
 
 NOT_COMPARABLE = "not comparable with the paper's absolute numbers"
-HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
-SEED, CHECKPOINT = 'fine-tuning seed', 'checkpoint'  # what is repeated
+HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no difference', 'undecided')
+# Stated before anything was measured: a smaller difference is none.
+MARGIN_POINTS = 1.0
+MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
 
 
 def is_comparable(scale: str) -> bool:
@@ -26,21 +29,25 @@ def judge_value(scale: str, found: Estimate, paper: float | None) -> str:
     return f"{'above' if found.value > paper else 'below'} the paper's number, which lies outside the interval"
 
 
-def judge_claim(scale: str, found: Estimate, expects_more: bool, repeats: str = SEED) -> str:
+def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float | None = None, among: int = 1) -> str:
     """A difference or a slope that the paper says is above zero (``expects_more``) or below.
 
     Args:
-        repeats: what ``found.count`` counts. The pretraining seed is always one: the interval does not cover it.
+        margin: what is too small to matter; stated beforehand.
+        among: how many claims Holm's correction has counted in ``found.p``.
     """
     sign = 1 if expects_more else -1
-    if found.low is None or found.high is None:
+    if found.p is None or found.low is None or found.high is None:
         agrees = 'with' if sign * found.value > 0 else 'without'
-        text = f'{UNDECIDED}: {agrees} the sign of the claim, but one {repeats} gives no interval'
+        return qualify(scale, f'{UNDECIDED}: {agrees} the sign of the claim, but from one pretraining seed')
+    if found.p < 1 - LEVEL:
+        word = HOLDS if sign * found.value > 0 else FAILS
+    elif margin is not None and -margin < found.low and found.high < margin:
+        word = NO_DIFFERENCE
     else:
-        least, most = sorted((sign * found.low, sign * found.high))
-        word = HOLDS if least > 0 else FAILS if most < 0 else UNDECIDED
-        text = f'{word}: {found.count} {repeats}s, one pretraining seed'
-    return qualify(scale, text)
+        word = UNDECIDED
+    corrected = f', one of {among} by Holm' if among > 1 else ''
+    return qualify(scale, f'{word}: {found.pretraining_seeds} pretraining seeds{corrected}')
 
 
 def qualify(scale: str, text: str) -> str:

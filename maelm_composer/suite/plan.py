@@ -24,7 +24,7 @@ from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_c
 from maelm_composer.training.run_record import is_run_of
 
 WIDTH_OF_A_FILE = 160  # characters; a terminal has its own
-SCALES = ('small', 'base', 'base_pp', 'large_pp')  # of a budget; the demo fits everywhere
+SCALES = ('small', 'medium', 'base', 'base_pp', 'large_pp')  # of a budget; the demo fits everywhere
 # Share that is reached of a GPU's peak, an assumption, for pretraining that of docs/scaling.md; and of what a CPU was
 # measured to do in that precision, from the demo.
 UTILIZATION = {
@@ -160,7 +160,7 @@ class _Planner:
             match source.kind:
                 case SourceKind.documentation:
                     seconds += (source.max_documents or 0) / DOCUMENTS_PER_SECOND
-                case SourceKind.files:
+                case SourceKind.files if not done:  # finished shards may be there without their text
                     size = sum(os.path.getsize(path) for path in find_files(source))
                     seconds += size / BYTES_PER_SECOND / (os.cpu_count() or 1)
                 case SourceKind.huggingface:

@@ -10,8 +10,11 @@ from pathlib import Path
 import torch
 
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
-from maelm_composer.config import Precision
+from maelm_composer.config import CorpusConfig, Precision
+from maelm_composer.data.corpora import describe_source
+from maelm_composer.data.manifest import FILE_NAME
 from maelm_composer.data.shards import build_shards
+from maelm_composer.data.storage import join, read_file
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.sweep import sweep
@@ -51,9 +54,11 @@ def make(suite: Suite, step: Step) -> None:
     """Do ``step``, or nothing where its result is there, and copy its records to the results."""
     match step:
         case Step(Kind.tokenizer):
-            build_tokenizer(suite.load_corpus())
+            if not _are_shards_alone(corpus := suite.load_corpus()):
+                build_tokenizer(corpus)
         case Step(Kind.shards):
-            build_shards(suite.load_corpus())
+            if not _are_shards_alone(corpus := suite.load_corpus()):
+                build_shards(corpus)
         case Step(Kind.pretraining, Model() as model):
             _pretrain(suite, model)
         case Step(Kind.finetuning, Model() as model):
@@ -66,6 +71,19 @@ def make(suite: Suite, step: Step) -> None:
             checkpoint = suite.run_folder(model) / name_checkpoint(step.samples)
             options = RankOptions(max_tokens=suite.settings.rank_tokens, precision=RANK_PRECISION)
             collect_rank(analyze_ranks(str(checkpoint), options, folder=str(suite.rank_folder)), suite.records)
+
+
+def _are_shards_alone(corpus: CorpusConfig) -> bool:
+    """Whether finished shards are there and their text is not, as on a machine that was given no more: they are used.
+
+    Training compares their vocabulary and length with the recipe's; every record has their content hash.
+    """
+    try:
+        for source in corpus.sources:
+            describe_source(source)
+    except InputError:
+        return read_file(join(corpus.remote, FILE_NAME)) is not None
+    return False
 
 
 def _pretrain(suite: Suite, model: Model) -> None:

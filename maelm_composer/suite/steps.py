@@ -3,7 +3,8 @@
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -13,7 +14,7 @@ from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, Pre
 from maelm_composer.errors import InputError
 from maelm_composer.precision import read_choice
 from maelm_composer.recipe import load_config, split_arguments
-from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, Artefact, Model, tasks_of
+from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, Artefact, Demand, Model, tasks_of
 
 SETTINGS = Path('yamls/suite')
 RANK_PRECISION = Precision.fp32  # of the rank records, whatever the models were trained in
@@ -52,6 +53,11 @@ class Suite:
     def records(self) -> Path:
         return self.results / self.scale / 'records'
 
+    def list_seeds(self, artefact: str) -> list[int | None]:
+        """Of pretraining; None: the recipe's own."""
+        settings = self.settings
+        return list(settings.pretraining_seeds_of.get(artefact, settings.pretraining_seeds)) or [None]
+
     def run_folder(self, model: Model) -> Path:
         return self.work / 'runs' / model.run_name(self.scale)
 
@@ -67,6 +73,8 @@ class Suite:
     def list_arguments(self, model: Model) -> list[str]:
         """What `composer train.py` is called with."""
         arguments = [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
+        if model.seed is not None:
+            arguments += [f'seed={model.seed}', f'run_name={model.run_name(self.scale)}']
         recipe: PretrainingConfig = _load(PretrainingConfig, tuple(arguments))
         if recipe.training.precision is Precision.auto:
             arguments.append(f'training.precision={self.precision.name}')
@@ -96,11 +104,14 @@ class Suite:
         return replace(config, precision=self.precision) if config.precision is Precision.auto else config
 
 
-def load_suite(scale: str, work: str | Path | None = None, results: str | Path = 'results') -> Suite:
+def load_suite(
+    scale: str, work: str | Path | None = None, results: str | Path = 'results', added: str | Path | None = None
+) -> Suite:
     """The suite of ``yamls/suite/<scale>.yaml``.
 
     Args:
         work: folder of runs and records; the default is runs/suite/<scale>.
+        added: a file of the same keys, whose lists come after the scale's and so win; the fewer ``rank_tokens`` count.
 
     Raises:
         InputError: an unknown scale, or settings or a choice of precision that cannot be read.
@@ -113,6 +124,16 @@ def load_suite(scale: str, work: str | Path | None = None, results: str | Path =
     for name in ('data', 'pretraining', 'finetuning'):
         if not getattr(settings, name):
             raise InputError(f'{path}: {name} is empty: list recipes and key=value pairs')
+    if added is not None:
+        more = load_config(SuiteConfig, [str(added)])
+        lists = {name: getattr(settings, name) + getattr(more, name) for name in ('data', 'pretraining', 'finetuning')}
+        settings = replace(settings, **lists, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
+    for name in settings.pretraining_seeds_of:
+        if name not in (names := [artefact.name for artefact in ARTEFACTS]):
+            raise InputError(f'{path}: pretraining_seeds_of names {name}: the artefacts are {", ".join(names)}')
+    for seeds in (settings.pretraining_seeds, *settings.pretraining_seeds_of.values()):
+        if len(set(seeds)) < len(seeds):
+            raise InputError(f'{path}: pretraining seeds {seeds}: a seed stands there twice')
     folder = Path(work or f'runs/suite/{scale}')
     return Suite(scale, settings, folder, Path(results), read_choice(folder) or Precision.auto)
 
@@ -123,10 +144,14 @@ def find_artefacts(names: Sequence[str] = ()) -> list[Artefact]:
 
 
 def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
-    """Everything that ``artefacts`` rest on, in the order in which it can be made; what they share comes once."""
-    demands = [demand for artefact in artefacts for demand in artefact.demands]
+    """Everything that ``artefacts`` rest on, each once.
+
+    A model's fine-tuning and rank come right after its pretraining, so that records of whole models come in while the
+    others are made. All models of a seed come before the next seed's.
+    """
+    demands = _list_demands(suite, artefacts)
     models: dict[str, Model] = {}
-    tasks: dict[tuple[str, int], dict[str, None]] = {}  # by run and checkpoint, in order
+    tasks: dict[str, dict[int, dict[str, None]]] = defaultdict(dict)  # by run and checkpoint, in order
     ranked: dict[str, int] = {}
     for demand in demands:
         name = demand.model.run_name(suite.scale)
@@ -134,16 +159,31 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
         checkpoints = list_checkpoints(suite.load_pretraining(demand.model))
         if demand.roles:
             for samples in checkpoints if demand.every_checkpoint else checkpoints[-1:]:
-                tasks.setdefault((name, samples), {}).update(dict.fromkeys(tasks_of(suite.scale, demand.roles)))
+                tasks[name].setdefault(samples, {}).update(dict.fromkeys(tasks_of(suite.scale, demand.roles)))
         if demand.rank:
             ranked[name] = checkpoints[-1]
     return [
         Step(Kind.tokenizer),
         Step(Kind.shards),
-        *(Step(Kind.pretraining, model) for model in models.values()),
-        *(Step(Kind.finetuning, models[name], samples, tuple(found)) for (name, samples), found in tasks.items()),
-        *(Step(Kind.rank, models[name], samples) for name, samples in ranked.items()),
+        *(step for name, model in models.items() for step in _list_steps_of(model, tasks[name], ranked.get(name))),
     ]
+
+
+def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:
+    """Of every artefact and seed of pretraining, by seed."""
+    seeded: dict[int | None, list[Demand]] = {}
+    for artefact in artefacts:
+        for seed in suite.list_seeds(artefact.name):
+            for demand in artefact.demands:
+                model = demand.model if seed is None else replace(demand.model, seed=seed)
+                seeded.setdefault(seed, []).append(replace(demand, model=model))
+    return [demand for seed in sorted(seeded, key=lambda seed: seed or 0) for demand in seeded[seed]]
+
+
+def _list_steps_of(model: Model, tasks: Mapping[int, Iterable[str]], ranked: int | None) -> list[Step]:
+    """``tasks`` by the checkpoint that is fine-tuned on them; ``ranked``: the checkpoint whose rank is measured."""
+    finetunings = [Step(Kind.finetuning, model, samples, tuple(found)) for samples, found in tasks.items()]
+    return [Step(Kind.pretraining, model), *finetunings, *([Step(Kind.rank, model, ranked)] if ranked else [])]
 
 
 def list_checkpoints(config: PretrainingConfig) -> list[int]:

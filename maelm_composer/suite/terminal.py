@@ -12,11 +12,11 @@ from rich.text import Text
 from maelm_composer.reporting.artefacts import find_artefact, label_of
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.verdicts import FAILS, HOLDS, NOT_COMPARABLE, UNDECIDED, is_comparable
+from maelm_composer.reporting.verdicts import FAILS, HOLDS, NO_DIFFERENCE, NOT_COMPARABLE, UNDECIDED, is_comparable
 
 MINUS = ' − '  # in the label of a comparison
 WIDTH_OF_A_FILE = 140  # characters; a terminal has its own
-COLORS = {HOLDS: 'green', FAILS: 'red', UNDECIDED: 'yellow'}
+COLORS = {HOLDS: 'green', FAILS: 'red', NO_DIFFERENCE: 'cyan', UNDECIDED: 'yellow'}
 DIGITS = {'percent': 1, 'points': 1, 'rank': 0, 'share': 3}
 
 

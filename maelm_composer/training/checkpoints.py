@@ -5,9 +5,11 @@ one, so a kill in between leaves half a file or no link; here a checkpoint is st
 """
 
 import contextlib
+import copyreg
 import ctypes
 import json
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -24,7 +26,8 @@ from composer.utils.checkpoint import save_checkpoint
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from maelm_composer.config import TrainingConfig
@@ -34,6 +37,7 @@ from maelm_composer.training.callbacks import METRICS, TrainingClock
 from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder, refusing_together
 
 WEIGHTS = 'model.safetensors'
+METADATA = '.metadata'  # torch's name: where in the shards each tensor lies
 PROGRESS = 'progress.json'
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 ANOTHER = 'name an older checkpoint in `latest`, or choose another run_name'
@@ -112,12 +116,14 @@ class Checkpoints(Callback):
 
     def _stage(self, state: State, staged: Path) -> None:
         """Composer's state, the weights alone for whoever only wants those, and where the run stood."""
-        save_checkpoint(state, str(staged / 'state.pt'), ignore_keys=drop_callbacks)
+        save_checkpoint(state, str(staged / 'state.pt'), ignore_keys=drop_what_differs)
         dist.barrier()  # every rank has found its own shard where Composer looks for it
         if dist.get_local_rank() == 0:
             for shards in staged.glob('ep*-ba*'):
                 with contextlib.suppress(FileNotFoundError):  # another node on the same disk was faster
                     shards.rename(staged / 'state')
+        if dist.get_global_rank() == 0 and (metadata := staged / 'state' / METADATA).exists():
+            write_portably(metadata)
         weights: dict[str, Any] = get_model_state_dict(
             state.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
         )
@@ -133,6 +139,21 @@ class Checkpoints(Callback):
                 if path.is_file():
                     with path.open('rb') as file:
                         os.fsync(file.fileno())
+
+
+class _PortablePickler(pickle.Pickler):
+    def reducer_override(self, thing: Any) -> Any:
+        if type(thing) is not TensorProperties:
+            return NotImplemented
+        # The five that torch 2.7 takes, and every later one too; 2.15 adds the strides, of which nothing is read.
+        return copyreg.__newobj__, (TensorProperties,), thing.__getstate__()[:5]  # type: ignore[attr-defined]
+
+
+def write_portably(metadata: Path) -> None:
+    """Write the metadata of a sharded checkpoint anew, such that other versions of torch can read them."""
+    content = pickle.loads(metadata.read_bytes())  # written by this process
+    with metadata.open('wb') as file:
+        _PortablePickler(file).dump(content)
 
 
 def _reason(error: BaseException) -> str:
@@ -158,9 +179,11 @@ def is_due(state: State, interval_samples: int) -> bool:
     return is_last or samples // interval_samples > before // interval_samples
 
 
-def drop_callbacks(checkpoint: dict[str, Any]) -> None:
-    """Loggers may differ from one start to the next, so a checkpoint does not depend on them."""
+def drop_what_differs(checkpoint: dict[str, Any]) -> None:
+    """A checkpoint does not depend on what may differ from one start to the next: loggers, torch."""
     checkpoint['state'].pop('callbacks', None)
+    for schedule in checkpoint['state'].get('schedulers', {}).values():
+        schedule.pop('_is_initial', None)  # torch 2.7 has not got it, and it is False once a schedule is there
 
 
 @dataclass(frozen=True)
@@ -194,8 +217,20 @@ def find_checkpoint(folder: RunFolder, model: nn.Module, is_sharded: bool) -> Ch
             )
         if state.is_file() and not zipfile.is_zipfile(state):
             raise InputError(f'{state} is damaged: {ANOTHER}')
+        if state.is_dir():
+            _assert_readable(state)
         progress = json.loads((checkpoint / PROGRESS).read_text(encoding='utf-8'))
     return Checkpoint(state, progress['samples'], progress['training_seconds'])
+
+
+def _assert_readable(shards: Path) -> None:
+    try:
+        FileSystemReader(shards).read_metadata()
+    except Exception as error:  # unpickling raises whatever the other torch's classes make of it
+        raise InputError(
+            f'{shards} is damaged, or written by a torch whose checkpoints torch {torch.__version__} cannot read '
+            f'({_reason(error) or type(error).__name__}): go on with that torch, or {ANOTHER}'
+        ) from None
 
 
 def _assert_fits(weights: Path, model: nn.Module) -> None:

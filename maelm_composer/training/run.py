@@ -40,7 +40,7 @@ from maelm_composer.training.callbacks import (
     find_last_eval,
     parse_metrics,
 )
-from maelm_composer.training.checkpoints import Checkpoints, drop_callbacks, find_checkpoint, follow_launcher
+from maelm_composer.training.checkpoints import Checkpoints, drop_what_differs, find_checkpoint, follow_launcher
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule
 from maelm_composer.training.plan import Plan
@@ -189,7 +189,7 @@ def _train(
         spin_dataloaders=False,
         dist_timeout=DIST_TIMEOUT_SECONDS,
         load_path=str(checkpoint.state) if checkpoint else None,
-        load_ignore_keys=drop_callbacks,
+        load_ignore_keys=drop_what_differs,
         load_progress_bar=False,
     )
     if checkpoint is not None:
@@ -206,9 +206,10 @@ def _train(
         ) from error
     finally:
         trainer.engine.close()  # trainer.close() would also wait for the other ranks, which may have failed
-        # Composer holds a closed trainer until exit, and torch every model that it saved.
+        # Composer holds a closed trainer until exit, and torch 2.7 every model that it saved.
         atexit.unregister(trainer.engine._close)
-        state_dict._get_fqns.cache_clear()
+        if hasattr(state_dict._get_fqns, 'cache_clear'):
+            state_dict._get_fqns.cache_clear()
     if is_first:
         record = finish_record(folder, record, plan, clock.seconds, log.last_eval)
         say(_summary(config, record))

@@ -133,7 +133,7 @@ def test_ranks_do_not_change_the_global_batches(shards):
         start_rank(shards.remote, GLOBAL_BATCH // 2, 2, 2, 0, RANK=str(r), LOCAL_RANK=str(r), **common)
         for r in range(2)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    outputs = [process.communicate(timeout=300)[0] for process in ranks]
     parts = [[json.loads(line)[:2] for line in output.splitlines()] for output in outputs]
     assert len(parts[0]) == len(parts[1]) == len(whole)
     for (epoch, rows), first, second in zip(whole, *parts, strict=True):
@@ -151,7 +151,7 @@ def test_a_shard_cut_short_in_the_cache_is_fetched_again(shards):
 
 def test_jobs_that_start_at_the_same_moment_do_not_take_the_same_name(shards):
     fork = multiprocessing.get_context('fork')
-    gate = fork.Barrier(3, timeout=60)
+    gate = fork.Barrier(3, timeout=240)
 
     def start_job() -> None:
         gate.wait()
@@ -260,7 +260,7 @@ def test_a_shard_that_another_worker_could_not_fetch_is_named(shards):
 
     with serve_s3(answer) as url:
         process = start_rank('s3://corpus', GLOBAL_BATCH, 2, 1, 0, S3_ENDPOINT_URL=url, stderr=subprocess.PIPE)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=300)
     assert process.returncode
     assert 'train/00000/shard.00000.mds.zstd is missing' in said
 

@@ -1,5 +1,11 @@
-"""Equal to the official SQuAD 2.0 rules: by hand, by brute force, and against Transformers' copy of them."""
+"""Equal to the official SQuAD 2.0 rules: by hand, by brute force, against Transformers' copy of them and torchmetrics'.
 
+Transformers 5 has no copy any more. What that of 4.57.6 computes is recorded in ``squad_golden.json``, by
+``record(official)`` below; where Transformers 4 is installed, the record is compared with what it computes now.
+"""
+
+import importlib
+import json
 import os
 import random
 from pathlib import Path
@@ -8,7 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow.parquet
 import pytest
-from transformers.data.metrics import squad_metrics as official
+import transformers
+from torchmetrics.functional.text import squad
 
 from maelm_composer.finetuning.squad_metric import (
     evaluate,
@@ -20,25 +27,27 @@ from maelm_composer.finetuning.squad_metric import (
 
 FOLDER = os.environ.get('MAELM_DATA')
 DIGITS = {'rel': 0, 'abs': 1e-12}
+GOLDEN = json.loads(Path(__file__).with_name('squad_golden.json').read_text(encoding='utf-8'))
+OFFICIAL = 'transformers.data.metrics.squad_metrics'
+official = importlib.import_module(OFFICIAL) if transformers.__version__ < '5' else None
+TEXT = 'the an of New York, École “ten” men A.B. an-d 3½% Zoë said: theatre'
+NORMALIZED = [
+    ('The  Cat,\n sat on a mat.', 'cat sat on mat'),
+    ('A.B.C. an-d the', 'abc and'),
+    ('theatre another an', 'theatre another'),
+    ('The', ''),
+    ('a-n', ''),  # the hyphen goes first, and leaves an article
+    ('ÉCOLE', 'école'),
+    ('“the” end…', '“ ” end…'),  # quotes and dots outside ASCII stay
+    ('an\u00a0apple', 'apple'),
+    ('the 3½% _x_', '3½ x'),
+    ('', ''),
+]
 
 
-@pytest.mark.parametrize(
-    'text, normalized',
-    [
-        ('The  Cat,\n sat on a mat.', 'cat sat on mat'),
-        ('A.B.C. an-d the', 'abc and'),
-        ('theatre another an', 'theatre another'),
-        ('The', ''),
-        ('a-n', ''),  # the hyphen goes first, and leaves an article
-        ('ÉCOLE', 'école'),
-        ('“the” end…', '“ ” end…'),  # quotes and dots outside ASCII stay
-        ('an\u00a0apple', 'apple'),
-        ('the 3½% _x_', '3½ x'),
-        ('', ''),
-    ],
-)
+@pytest.mark.parametrize('text, normalized', NORMALIZED)
 def test_normalisation(text, normalized):
-    assert normalize_answer(text) == normalized == official.normalize_answer(text)
+    assert normalize_answer(text) == normalized
 
 
 @pytest.mark.parametrize(
@@ -129,6 +138,62 @@ def distort(text, context, random_state):
     )
 
 
+def ask(official, gold, predictions, differences):
+    """Transformers' scores of a whole set, in per cent, under its names."""
+    examples = [SimpleNamespace(qas_id=key, answers=[{'text': text} for text in gold[key]]) for key in gold]
+    return official.squad_evaluate(examples, predictions, differences, no_answer_probability_threshold=0.0)
+
+
+def draw_set(seed):
+    """Sixty questions on made-up text: answers, what a model might say, and how sure it is that there is none."""
+    random_state = random.Random(seed)
+    words = TEXT.split()
+    gold, predictions, differences = {}, {}, {}
+    for i in range(60):
+        context = ' '.join(random_state.choices(words, k=30))
+        start = random_state.randrange(25)
+        texts = [' '.join(context.split()[start : start + length]) for length in (1, 3)]
+        gold[f'q{i}'] = texts if random_state.random() < 0.6 else []
+        predictions[f'q{i}'] = distort(random_state.choice(texts), context, random_state)
+        difference = random_state.gauss(0 if gold[f'q{i}'] else 1, 2)
+        differences[f'q{i}'] = float(round(difference)) if seed % 2 else difference  # odd seeds have ties
+    return gold, predictions, differences
+
+
+def record(official):
+    """What ``squad_golden.json`` holds of sets without real data."""
+    pairs = {(answer, said[key]) for gold, said, _ in map(draw_set, range(8)) for key in gold for answer in gold[key]}
+    return {
+        'normalized': [official.normalize_answer(text) for text, _ in NORMALIZED],
+        'pairs': [[*pair, official.compute_exact(*pair), official.compute_f1(*pair)] for pair in sorted(pairs)],
+        'sets': [dict(ask(official, *draw_set(seed))) for seed in range(8)],
+    }
+
+
+def assert_equal_scores(ours, theirs):
+    """All that we compute, against Transformers' names and per cent."""
+    names = {'has_answer_exact': 'HasAns_exact', 'has_answer_f1': 'HasAns_f1'}
+    names |= {'no_answer_exact': 'NoAns_exact', 'no_answer_f1': 'NoAns_f1'}
+    for name, value in ours.items():
+        if name.endswith('_threshold'):
+            assert value == theirs[name.replace('threshold', 'thresh')]
+        else:
+            assert 100 * value == pytest.approx(theirs[names.get(name, name)], rel=0, abs=1e-10), name
+
+
+def test_recorded_scores_of_the_official_rules():
+    if official is not None:
+        assert record(official) == {name: GOLDEN[name] for name in ('normalized', 'pairs', 'sets')}
+    assert [normalize_answer(text) for text, _ in NORMALIZED] == GOLDEN['normalized']
+    assert len(GOLDEN['pairs']) > 300
+    assert len({f1 for *_, f1 in GOLDEN['pairs']}) > 5  # not all right or wrong
+    for answer, prediction, exact, f1 in GOLDEN['pairs']:
+        assert score_exact(answer, prediction) == exact
+        assert score_f1(answer, prediction) == f1
+    for seed, theirs in enumerate(GOLDEN['sets']):
+        assert_equal_scores(evaluate(*draw_set(seed)), theirs)
+
+
 @pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder with squad_v2/dev.parquet')
 @pytest.mark.parametrize('has_ties', [False, True])
 def test_the_whole_dev_set_equals_the_official_rules(has_ties):
@@ -142,21 +207,21 @@ def test_the_whole_dev_set_equals_the_official_rules(has_ties):
     differences = {key: random_state.gauss(0 if answers else 1, 2) for key, answers in gold.items()}
     if has_ties:
         differences = {key: float(round(value)) for key, value in differences.items()}
-    examples = [
-        SimpleNamespace(qas_id=key, answers=[{'text': text} for text in answers]) for key, answers in gold.items()
-    ]
-    theirs = official.squad_evaluate(examples, predictions, differences, no_answer_probability_threshold=0.0)
+    theirs = GOLDEN['dev_set_with_ties' if has_ties else 'dev_set']
+    if official is not None:
+        assert ask(official, gold, predictions, differences) == theirs
     ours = evaluate(gold, predictions, differences)
-    names = {'has_answer_exact': 'HasAns_exact', 'has_answer_f1': 'HasAns_f1'}
-    names |= {'no_answer_exact': 'NoAns_exact', 'no_answer_f1': 'NoAns_f1'}
-    for name, value in ours.items():
-        if name.endswith('_threshold'):
-            assert value == theirs[name.replace('threshold', 'thresh')]
-        else:
-            assert 100 * value == pytest.approx(theirs[names.get(name, name)], rel=0, abs=1e-10), name
+    assert_equal_scores(ours, theirs)
     assert 0.1 < ours['exact'] < ours['best_exact'] < 0.9  # neither trivial
     for row in rows[::7]:
         for answer in row['answers']['text']:
             prediction = predictions[row['id']]
-            assert score_exact(answer, prediction) == official.compute_exact(answer, prediction)
-            assert score_f1(answer, prediction) == official.compute_f1(answer, prediction)
+            another = squad(
+                [{'id': '0', 'prediction_text': prediction}],
+                [{'id': '0', 'answers': {'text': [answer], 'answer_start': [0]}}],
+            )
+            assert 100 * score_exact(answer, prediction) == another['exact_match']
+            assert 100 * score_f1(answer, prediction) == pytest.approx(float(another['f1']), rel=1e-6)
+            if official is not None:
+                assert score_exact(answer, prediction) == official.compute_exact(answer, prediction)
+                assert score_f1(answer, prediction) == official.compute_f1(answer, prediction)

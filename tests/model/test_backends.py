@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing import assert_close
 
 from maelm_composer.config import AttentionBackend
@@ -95,6 +95,21 @@ def test_block_masks_are_those_of_torch(queries, keys):
     assert torch.equal(ours.to_dense(), theirs.to_dense())
     for name in ('kv_num_blocks', 'kv_indices', 'full_kv_num_blocks', 'full_kv_indices'):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+
+
+@pytest.mark.filterwarnings('ignore:flex_attention called without torch.compile')
+@pytest.mark.parametrize('has_relative', [True, False])
+@torch.no_grad()
+def test_torchs_kernel_reads_the_same_from_the_functions(has_relative):
+    """Without gradients it runs on a CPU too: packed blocks and padding, whole blocks of 128 skipped and unmasked."""
+    generator = torch.Generator().manual_seed(0)
+    segments = [torch.tensor([[1] * (n - 150) + [2] * 140 + [0] * 10, [1] * n]) for n in (300, 400)]
+    query, key, value, table = (
+        torch.randn(*shape, generator=generator) for shape in [(2, 2, n, 16) for n in (300, 400, 400)] + [(2, 700)]
+    )
+    bias = build_flex_bias(*segments, (lambda b, h, q, k: table[h, k - q + 299]) if has_relative else None)
+    expected = flex_attention(query, key, value, bias.score_mod, bias.block_mask)
+    assert_close(attend(query, key, value, bias, 0.0, FLEX), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_auto_is_the_fastest_that_can_carry_the_stack():

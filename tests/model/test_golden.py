@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from torch.testing import assert_close
 from transformers import MPNetConfig, MPNetModel, RobertaConfig, RobertaForMaskedLM, RobertaModel
 
@@ -151,6 +152,13 @@ def inputs_of(batch):
     }
 
 
+def mask_of(is_allowed):
+    """(B, Q, K) which pairs attend -> as RoBERTa reads them; Transformers 5 wants what is added to the scores."""
+    if transformers.__version__ < '5':
+        return is_allowed.long()
+    return torch.zeros(is_allowed.shape).masked_fill(~is_allowed, torch.finfo(torch.float32).min)[:, None]
+
+
 def assert_same_gradient_norm(ours, theirs, exclude=None):
     """Of all parameters together; ``exclude`` is a parameter that only they have."""
     norms = [
@@ -235,10 +243,10 @@ def test_decoder_is_roberta_on_the_filled_row(attention, config, make_batch, bui
         filled = fill_masks(encoded, table.weight[-1], batch['visible_index'], batch['resets'])
     expected = build_roberta_decoder(model.decoder, settings)(
         inputs_embeds=filled,
-        attention_mask=is_allowed.long(),
+        attention_mask=mask_of(is_allowed),
         position_ids=batch['original_position_ids'] + FIRST_POSITION,
         encoder_hidden_states=None if attention is DecoderAttention.bidirectional else encoded,
-        encoder_attention_mask=(segments[:, :, None] == memory_segments[:, None, :]).long(),
+        encoder_attention_mask=mask_of(segments[:, :, None] == memory_segments[:, None, :]),
         use_cache=False,
     ).last_hidden_state
     is_predicted = batch['labels'].gather(1, batch['masked_index']) >= 0

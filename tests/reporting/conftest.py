@@ -9,6 +9,8 @@ from maelm_composer.reporting.artefacts import ABLATIONS, DELTAS, ROBERTA, Role,
 
 SAMPLES = (100, 200, 400)  # of the checkpoints
 SEEDS = (1, 2, 3, 4, 5)
+PRETRAINING_SEEDS = (17, 18, 19)
+SHIFTS = (-0.004, 0.0, 0.004)  # of every score, by pretraining seed: the same for all models
 LAYERS = 3
 
 
@@ -39,11 +41,13 @@ class Archive:
         return path
 
     def add_run(self, name: str, hours: float = 2.0, **changes: object) -> None:
+        """A name that ends in -sN is of the pretraining seed N."""
+        seed = int(name.rpartition('-s')[2]) if '-s' in name and name.rpartition('-s')[2].isdigit() else 17
         record = {
             'status': 'finished',
             'run_name': name,
             'provenance': provenance(f'recipe-of-{name}'),
-            'identity': {'seed': 17, 'content hash of data.remote': 'pretraining-data'},
+            'identity': {'seed': seed, 'content hash of data.remote': 'pretraining-data'},
             'samples': SAMPLES[-1],
             'training_seconds': hours * 3600,
             'device_hours': hours,
@@ -120,21 +124,28 @@ class Archive:
         }
         self.write('rank', f'rank-{run}', record)
 
-    def add_everything(self, seeds: tuple[int, ...] = SEEDS) -> None:
-        """MAE-LM 60 + seed, RoBERTa 56 + seed, ablations and δ between; checkpoints of MAE-LM at 52, 58 and 60."""
+    def add_everything(self, seeds: tuple[int, ...] = SEEDS, pretraining_seeds: tuple[int, ...] = PRETRAINING_SEEDS):
+        """MAE-LM 60 + seed, RoBERTa 56 + seed, ablations and δ between; checkpoints of MAE-LM at 52, 58 and 60.
+
+        Every run of the n-th pretraining seed is shifted by the n-th of SHIFTS, and the m-th model's by 0.0001·m·n
+        more, so that differences have a spread.
+        """
         models = {model.run_name(self.scale): model for model in (*ABLATIONS, *(model for _, model in DELTAS))}
-        for number, name in enumerate(models):
-            self.add_run(name)
-            for task in tasks_of(self.scale, (Role.glue, Role.squad)):
-                base = 0.60 if name == self.scale else 0.56 if name == ROBERTA.run_name(self.scale) else 0.59
+        mnli, roberta = tasks_of(self.scale, (Role.mnli,))[0], ROBERTA.run_name(self.scale)
+        for nth, (pretraining_seed, shift) in enumerate(zip(pretraining_seeds, SHIFTS, strict=False)):
+            for number, name in enumerate(models):
+                run = f'{name}-s{pretraining_seed}'
+                self.add_run(run)
+                base = 0.60 if name == self.scale else 0.56 if name == roberta else 0.59
+                base += shift - 0.001 * number + 0.0001 * number * (nth - 1)
+                for task in tasks_of(self.scale, (Role.glue, Role.squad)):
+                    for seed in seeds:
+                        self.add_score(run, task, seed, base + seed / 100)
+            for samples, score in zip(SAMPLES[:-1], (0.52, 0.58), strict=True):
                 for seed in seeds:
-                    self.add_score(name, task, seed, base + seed / 100 - 0.001 * number)
-        task = tasks_of(self.scale, (Role.mnli,))[0]
-        for samples, score in zip(SAMPLES[:-1], (0.52, 0.58), strict=True):
-            for seed in seeds:
-                self.add_score(self.scale, task, seed, score + seed / 100, samples)
-        self.add_rank(self.scale, lead=6)
-        self.add_rank(ROBERTA.run_name(self.scale))
+                    self.add_score(f'{self.scale}-s{pretraining_seed}', mnli, seed, score + shift + seed / 100, samples)
+            self.add_rank(f'{self.scale}-s{pretraining_seed}', lead=6 + nth)
+            self.add_rank(f'{roberta}-s{pretraining_seed}')
 
 
 @pytest.fixture

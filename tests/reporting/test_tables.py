@@ -1,7 +1,7 @@
 """The numbers of tables and curves, checked by hand."""
 
 import math
-import random
+import statistics
 
 import pytest
 
@@ -10,7 +10,6 @@ from maelm_composer.reporting.artefacts import MAE_LM
 from maelm_composer.reporting.estimate import Estimate, estimate, slope_weights
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.verdicts import judge_claim
-from maelm_composer.statistics import summarize
 
 
 def build(archive):
@@ -19,18 +18,31 @@ def build(archive):
     return {(r.artefact, r.row, r.column, r.x): r for rows in tables.values() for r in rows}
 
 
-def test_the_estimate_of_one_sample_is_its_summary_and_of_two_their_difference():
-    generator = random.Random(1)
-    ours, theirs = ([generator.gauss(0, 1) for _ in range(count)] for count in (5, 7))
-    one, found = summarize(ours), estimate([(1.0, ours)])
-    assert (found.value, found.low, found.high) == (one.median, one.low, one.high)
-    found, back = estimate([(1.0, ours), (-1.0, theirs)]), estimate([(1.0, theirs), (-1.0, ours)])
-    assert found.value == one.median - summarize(theirs).median == -back.value
-    assert found.count == 5
-    shifted = estimate([(1.0, [value + 0.1 for value in ours]), (-1.0, ours)])
-    assert shifted.value == pytest.approx(0.1)
-    assert shifted.low < 0.1 < shifted.high
-    assert estimate([(1.0, ours), (-1.0, [0.5])]).low is None
+def test_models_are_paired_by_pretraining_seed():
+    ours = {17: [0.5, 0.6, 0.9], 18: [0.7], 19: [0.8, 0.8]}
+    theirs = {19: [0.7], 18: [0.55], 17: [0.4, 0.6]}
+    found = estimate([(1.0, ours), (-1.0, theirs)])
+    assert found.value == pytest.approx((0.1 + 0.15 + 0.1) / 3)  # of medians
+    assert (found.count, found.pretraining_seeds) == (1, 3)
+    half = 4.302653 * statistics.stdev([0.1, 0.15, 0.1]) / math.sqrt(3)  # t(0.975, 2)
+    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half), abs=1e-6)
+    assert estimate([(1.0, ours), (-1.0, {18: [0.5]})]) == Estimate(pytest.approx(0.2))  # one seed: no interval
+
+
+def test_what_a_pretraining_seed_lacks_is_named_in_the_cell(archive):
+    made = archive('small')
+    made.add_everything()
+    for path in made.records.rglob('rte-small-s18-*.json'):
+        path.unlink()
+    rows = build(made)
+    rte = rows['table1', 'MAE-LM', 'rte', None]
+    assert (rte.pretraining_seeds, rte.note) == (2, 'rte of small-s18 is not recorded')
+    gap = rows['table1', 'MAE-LM − RoBERTa', 'rte', None]
+    assert gap.pretraining_seeds == 2
+    assert 'pretraining seeds 18 have only a part of it' in gap.note
+    made.add_run('small-s20', identity={'seed': 20, 'content hash of data.remote': 'other data'})
+    with pytest.raises(InputError, match=r'small-s17 and small-s20 differ in content hash of data.remote'):
+        build(made)
 
 
 def test_slope_weights_give_the_slope():
@@ -42,7 +54,8 @@ def test_table1(full):
     rows = build(full)
     ours = rows['table1', 'MAE-LM', 'rte', None]
     assert (ours.value, ours.count, ours.paper, ours.difference) == (pytest.approx(63), 5, 79.1, None)
-    assert (ours.low, ours.high) == pytest.approx((61, 65))
+    half = 4.302653 * 0.4 / math.sqrt(3)  # the pretraining seeds' medians are 62.6, 63 and 63.4
+    assert (ours.low, ours.high, ours.pretraining_seeds) == (pytest.approx(63 - half), pytest.approx(63 + half), 3)
     assert rows['table1', 'MAE-LM', 'mnli_mm', None].value == pytest.approx(62)
     assert rows['table1', 'a constant answer', 'rte', None].value == pytest.approx(40)
     assert rows['table1', 'a constant answer', 'glue_avg', None].value == pytest.approx(40)
@@ -51,7 +64,10 @@ def test_table1(full):
     gap = rows['table1', 'MAE-LM − RoBERTa', 'glue_avg', None]
     assert (gap.value, gap.paper, gap.difference) == (pytest.approx(4.1), 0.9, pytest.approx(3.2))
     assert gap.low > 0
-    assert gap.verdict.startswith('holds: 5 fine-tuning seeds, one pretraining seed; not comparable')
+    assert gap.verdict.startswith('holds: 3 pretraining seeds; not comparable')
+    assert rows['table1', 'MAE-LM − RoBERTa', 'rte', None].verdict.startswith(
+        'holds: 3 pretraining seeds, one of 13 by Holm'
+    )
     assert gap.source == 'measured'
 
 
@@ -59,12 +75,29 @@ def test_table1(full):
     'scale, verdict',
     [
         ('demo', "undecided: demo tasks are evidence of nothing; not comparable with the paper's absolute numbers"),
-        ('small', "holds: 5 fine-tuning seeds, one pretraining seed; not comparable with the paper's absolute numbers"),
-        ('base', 'holds: 5 fine-tuning seeds, one pretraining seed'),
+        ('small', "holds: 3 pretraining seeds; not comparable with the paper's absolute numbers"),
+        ('base', 'holds: 3 pretraining seeds'),
     ],
 )
 def test_a_verdict_says_no_more_than_its_scale_allows(scale, verdict):
-    assert judge_claim(scale, Estimate(1.0, 0.5, 2.0, 5), expects_more=True) == verdict
+    found = Estimate(1.25, 0.5, 2.0, 5, pretraining_seeds=3, p=0.01)
+    assert judge_claim(scale, found, expects_more=True) == verdict
+
+
+@pytest.mark.parametrize(
+    'low, high, p, expects_more, word',
+    [
+        (0.2, 0.4, 0.01, True, 'holds'),
+        (0.2, 0.4, 0.01, False, 'fails'),
+        (0.2, 0.4, 0.06, True, 'no difference'),  # not zero by itself, but by Holm's correction
+        (-0.9, 0.9, 0.9, True, 'no difference'),
+        (-1.1, 0.9, 0.9, True, 'undecided'),
+        (-9.0, -1.1, 0.04, True, 'fails'),
+    ],
+)
+def test_verdicts(low, high, p, expects_more, word):
+    found = Estimate((low + high) / 2, low, high, pretraining_seeds=3, p=p)
+    assert judge_claim('base', found, expects_more, margin=1.0) == f'{word}: 3 pretraining seeds'
 
 
 def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
@@ -80,10 +113,10 @@ def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
 
 def test_only_the_papers_scale_is_compared_in_absolute_numbers(archive):
     made = archive('base')
-    made.add_run('base')
-    for seed in (1, 2, 3):
-        made.add_score('base', 'rte', seed, 0.790 + seed / 1000)
-        made.add_score('base', 'qqp', seed, 0.950 + seed / 1000)
+    for pretraining_seed in (1, 2, 3):
+        made.add_run(f'base-s{pretraining_seed}')
+        made.add_score(f'base-s{pretraining_seed}', 'rte', 1, 0.790 + pretraining_seed / 1000)
+        made.add_score(f'base-s{pretraining_seed}', 'qqp', 1, 0.950 + pretraining_seed / 1000)
     rows = build(made)
     rte, qqp = (rows['table1', 'MAE-LM', task, None] for task in ('rte', 'qqp'))
     assert rte.difference == pytest.approx(79.2 - 79.1)
@@ -91,25 +124,26 @@ def test_only_the_papers_scale_is_compared_in_absolute_numbers(archive):
     assert qqp.verdict.startswith("above the paper's number")
 
 
-def test_one_seed_has_no_interval_and_decides_nothing(archive):
+def test_one_pretraining_seed_has_no_interval_and_decides_nothing(archive):
     made = archive('small')
-    made.add_everything(seeds=(1,))
+    made.add_everything(pretraining_seeds=(17,))
     gap = build(made)['table1', 'MAE-LM − RoBERTa', 'rte', None]
-    assert (gap.low, gap.high, gap.count) == (None, None, 1)
-    assert gap.value == pytest.approx(4.1)
-    assert gap.verdict.startswith('undecided: with the sign of the claim, but one fine-tuning seed')
+    assert (gap.low, gap.high, gap.p, gap.count, gap.pretraining_seeds) == (None, None, None, 5, 1)
+    assert gap.value == pytest.approx(4.11)
+    assert gap.verdict.startswith('undecided: with the sign of the claim, but from one pretraining seed')
 
 
 def test_overlapping_seeds_are_undecided_and_a_reversed_gap_fails(archive):
     made = archive('small')
-    for run, base in (('small', 0.5), ('small-roberta', 0.51)):
-        made.add_run(run)
-        for seed in range(1, 6):
-            made.add_score(run, 'rte', seed, base + seed / 100)
-            made.add_score(run, 'sst2', seed, base * (10 if run == 'small-roberta' else 1) / 10 + seed / 1000)
+    scores = {'small': (0.50, 0.56, 0.53), 'small-roberta': (0.52, 0.52, 0.53)}
+    for run, of_seeds in scores.items():
+        for seed, score in enumerate(of_seeds):
+            made.add_run(f'{run}-s{seed}')
+            made.add_score(f'{run}-s{seed}', 'rte', 1, score)
+            made.add_score(f'{run}-s{seed}', 'sst2', 1, score if run == 'small-roberta' else 0.1)
     rows = build(made)
-    assert rows['table1', 'MAE-LM − RoBERTa', 'rte', None].verdict.startswith('undecided: 5')
-    assert rows['table1', 'MAE-LM − RoBERTa', 'sst2', None].verdict.startswith('fails: 5')
+    assert rows['table1', 'MAE-LM − RoBERTa', 'rte', None].verdict.startswith('undecided: 3')
+    assert rows['table1', 'MAE-LM − RoBERTa', 'sst2', None].verdict.startswith('fails: 3')
 
 
 def test_the_point_with_most_seeds_is_selected_then_the_best_median(archive):
@@ -136,12 +170,12 @@ def test_table2_has_every_row_and_its_distance_to_maelm(full):
 
 def test_table3(full):
     rows = build(full)
-    assert rows['table3', 'MAE-LM', 'pretrained', None].value == 52  # 50 + 6 - 2 × 2: the last layer
+    assert rows['table3', 'MAE-LM', 'pretrained', None].value == 53  # 50 + 7 - 2 × 2: the last layer
     gap = rows['table3', 'MAE-LM − RoBERTa', 'pretrained', None]
-    assert (gap.value, gap.paper, gap.difference) == (6, 29, None)  # of as many dimensions as base has
-    assert 'one checkpoint gives no interval' in gap.verdict
+    assert (gap.value, gap.paper, gap.difference) == (7, 29, None)  # of as many dimensions as base has
+    assert gap.verdict.startswith('holds: 3 pretraining seeds')
     after = rows['table3', 'MAE-LM', 'squad2', None]
-    assert (after.value, after.low, after.high, after.paper) == (49, 47, 51, 260)
+    assert (after.value, after.low, after.high, after.paper) == (49, 49, 49, 260)
 
 
 def test_figures_of_rank(full):
@@ -149,7 +183,7 @@ def test_figures_of_rank(full):
     assert [rows['figure1', 'RoBERTa', 'rank_masks', layer].value for layer in range(3)] == [5, 15, 25]
     assert rows['figure1', 'rank with − without [MASK], last layer', 'RoBERTa', None].value == 58 - 46
     assert rows['figure1', 'growth of that gap per layer', 'RoBERTa', None].value == pytest.approx(1)
-    assert rows['figure5', 'MAE-LM − RoBERTa', 'rank_real, last layer', None].value == 6
+    assert rows['figure5', 'MAE-LM − RoBERTa', 'rank_real, last layer', None].value == 7
     assert rows['figure5', 'MAE-LM', 'rank during mnli', 2.0].value == 50 - 4 + 3
     assert ('figure5', 'MAE-LM', 'rank_with_masks', 0) not in rows  # its encoder has never seen a [MASK]
     excess = rows['subspace', 'RoBERTa', 'mask − real outside share, last layer', None]
@@ -180,35 +214,32 @@ def test_figure3_is_interpolated_and_shared_by_hours(full):
     assert share.verdict.startswith('holds')
 
 
-def test_figure3_a_miss_is_infinity(archive):
+def race_against(archive, *roberta):
+    """The share of time where RoBERTa's final scores are these, one tuple over fine-tuning seeds a pretraining seed."""
     made = archive('small')
     made.add_everything()
-    for seed in range(1, 6):
-        made.add_score('small-roberta', 'mnli', seed, 0.9)
-    share = build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
+    for pretraining_seed, scores in zip((17, 18, 19), roberta, strict=True):
+        for seed, score in enumerate(scores, start=1):
+            made.add_score(f'small-roberta-s{pretraining_seed}', 'mnli', seed, score)
+    return build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
+
+
+def test_figure3_a_miss_is_infinity(archive):
+    share = race_against(archive, *[[0.9] * 5] * 3)
     assert math.isinf(share.value)
-    assert share.verdict.startswith("fails: no recorded checkpoint reaches RoBERTa's final accuracy")
+    assert share.verdict.startswith("fails: of 3 pretraining seeds 3 never reach RoBERTa's final accuracy")
+
+
+def test_figure3_a_miss_of_one_pretraining_seed_is_undecided(archive):
+    share = race_against(archive, [0.9] * 5, [0.58] * 5, [0.58] * 5)
+    assert math.isinf(share.value)
+    assert share.verdict.startswith('undecided: of 3 pretraining seeds 1 never')
 
 
 def test_figure3_decides_nothing_from_a_target_at_chance(archive):
-    made = archive('small')
-    made.add_everything()
-    for seed in range(1, 6):
-        made.add_score('small-roberta', 'mnli', seed, 0.4 - seed / 1000)  # a constant answer: 0.4
-    share = build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
+    share = race_against(archive, *[[0.4 - seed / 1000 for seed in range(1, 6)]] * 3)  # a constant answer: 0.4
     assert share.verdict.startswith("undecided: RoBERTa's final accuracy is not above a constant answer's")
     assert 'first recorded checkpoint is there already' in share.verdict
-
-
-def test_figure3_a_miss_of_the_median_alone_is_undecided(archive):
-    made = archive('small')
-    made.add_everything()
-    for seed, score in enumerate((0.55, 0.60, 0.66, 0.66, 0.66), start=1):  # MAE-LM's: 0.61 to 0.65 in the end
-        made.add_score('small-roberta', 'mnli', seed, score)
-    share = build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
-    assert math.isinf(share.value)
-    assert share.low < 1
-    assert share.verdict.startswith('undecided')
 
 
 def test_a_seed_that_failed_is_named_beside_the_median_of_the_others(archive):
@@ -219,7 +250,7 @@ def test_a_seed_that_failed_is_named_beside_the_median_of_the_others(archive):
     made.add_score('small', 'rte', 3, 0.0, status='failed', error='loss is nan')
     made.add_score('small', 'rte', 2, 0.0, status='failed', error='elsewhere', point={'learning_rate': 1e-4})
     row = build(made)['table1', 'MAE-LM', 'rte', None]
-    assert (row.value, row.count, row.note) == (pytest.approx(65), 2, 'rte: 1 of 3 seeds failed')
+    assert (row.value, row.count, row.note) == (pytest.approx(65), 2, 'rte from small: 1 of 3 seeds failed')
 
 
 def test_figure3_needs_a_checkpoint_before_the_last(archive):

@@ -18,6 +18,8 @@ import torch
 
 from maelm_composer import precision
 from maelm_composer.config import Precision
+from maelm_composer.data.manifest import Manifest, save_manifest
+from maelm_composer.errors import InputError
 from maelm_composer.precision import Speeds
 from maelm_composer.reporting.artefacts import MAE_LM
 from maelm_composer.suite import run
@@ -55,7 +57,7 @@ def make_tiny(folder: Path) -> Suite:
     return dataclasses.replace(suite, settings=dataclasses.replace(suite.settings, rank_tokens=500, **lists))
 
 
-def read_records(folder: Path) -> dict[str, Any]:
+def read_records(folder: Path, scale: str = 'demo') -> dict[str, Any]:
     """Every record under results, without what a clock or a path decides."""
 
     def strip(value: Any) -> Any:
@@ -63,7 +65,7 @@ def read_records(folder: Path) -> dict[str, Any]:
             return {k: strip(v) for k, v in value.items() if k not in VOLATILE and not k.endswith('seconds')}
         return [strip(v) for v in value] if isinstance(value, list) else value
 
-    records = folder / 'results/demo/records'
+    records = folder / 'results' / scale / 'records'
     found = {str(path.relative_to(records)): strip(json.loads(path.read_text())) for path in records.rglob('*.json')}
     for path in records.rglob('*.csv'):
         lines = [line.split(',') for line in path.read_text().splitlines()]
@@ -113,6 +115,19 @@ def test_models_that_are_compared_share_a_precision(tmp_path, monkeypatch):
     base = load_suite('base', tmp_path / 'base')
     assert run.settle_precision(base) is base
     assert not (tmp_path / 'base').exists()
+
+
+def test_shards_are_used_where_their_text_is_not(demo, tmp_path):
+    elsewhere = [f'remote={tmp_path}/data', f'sources=[{{kind: files, paths: ["{tmp_path}/none/*.parquet"]}}]']
+    settings = dataclasses.replace(demo.settings, data=[*demo.settings.data, *elsewhere])
+    alone = dataclasses.replace(demo, settings=settings)
+    for kind in (Kind.tokenizer, Kind.shards):
+        with pytest.raises(InputError, match='matches no file' if kind is Kind.tokenizer else 'no tokenizer at'):
+            run.make(alone, Step(kind))
+    save_manifest(str(tmp_path / 'data'), Manifest(8192, 64, {}, {}, 7.0, 'tokenizer', 'content', 'recipe', []))
+    for kind in (Kind.tokenizer, Kind.shards):
+        run.make(alone, Step(kind))
+    assert [path.name for path in (tmp_path / 'data').iterdir()] == ['manifest.json']
 
 
 def test_every_model_of_a_suite_can_be_compiled(demo, monkeypatch):

@@ -9,9 +9,10 @@ from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, MAE_LM, ROBERTA
+from maelm_composer.suite import steps
 from maelm_composer.suite.steps import Kind, find_artefacts, list_checkpoints, list_steps, load_suite
 
-SCALES = ('demo', 'small', 'base', 'base_pp', 'large_pp')
+SCALES = ('demo', 'small', 'medium', 'base', 'base_pp', 'large_pp')
 
 
 def steps_of(suite, *names):
@@ -21,12 +22,31 @@ def steps_of(suite, *names):
 def test_everything_is_made_once_and_in_order(demo):
     steps = list_steps(demo, ARTEFACTS)
     kinds = [step.kind for step in steps]
-    assert kinds == sorted(kinds, key=lambda kind: kind.value)
+    assert kinds[:2] == [Kind.tokenizer, Kind.shards]
+    for number, step in enumerate(steps[2:], start=2):  # a model's own steps stand together, in order
+        if step.kind is not Kind.pretraining:
+            assert (steps[number - 1].model, steps[number - 1].kind.value <= step.kind.value) == (step.model, True)
     # Table 2 has 14 models, Figure 4 three more; Figure 3 two checkpoints before the last; ranks of both models.
     assert Counter(kinds) == {
         Kind.tokenizer: 1, Kind.shards: 1, Kind.pretraining: 17, Kind.finetuning: 19, Kind.rank: 2
     }  # fmt: skip
     assert len({(s.kind, s.model and s.model.run_name('demo'), s.samples) for s in steps}) == len(steps)
+
+
+def test_pretraining_seeds_are_a_dimension(demo, tmp_path):
+    settings = dataclasses.replace(demo.settings, pretraining_seeds=[17, 18], pretraining_seeds_of={'table2': [17]})
+    suite = dataclasses.replace(demo, settings=settings)
+    steps = [step for step in steps_of(suite, 'table1', 'table2') if step.kind is Kind.pretraining]
+    names = [step.model.run_name('demo') for step in steps]
+    assert names[:2] == ['demo-roberta-s17', 'demo-s17'] or names[:2] == ['demo-s17', 'demo-roberta-s17']
+    assert names[-2:] == ['demo-s18', 'demo-roberta-s18']  # of the second seed only what Table 1 needs
+    assert len(names) == 14 + 2
+    configs = [suite.load_pretraining(step.model) for step in steps]
+    assert [config.seed for config in configs] == [17] * 14 + [18] * 2
+    assert [config.run_name for config in configs] == names
+    assert len({config.save_folder for config in configs}) == 16
+    (first, *_) = [step for step in steps_of(suite, 'table1') if step.kind is Kind.finetuning]
+    assert '-s17/samples-' in suite.load_finetuning(first.model, first.samples, first.tasks).checkpoint
 
 
 def test_what_two_artefacts_share_stands_there_once(demo):
@@ -91,6 +111,15 @@ def test_the_demo_gives_every_delta_the_same_rows(demo):
 def test_bad_input_is_one_clear_line(demo, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r'no yamls/suite/tiny.yaml: the scales are base, base_pp, demo'):
         load_suite('tiny')
+    monkeypatch.setattr(steps, 'load_config', lambda *_: dataclasses.replace(demo.settings, pretraining_seeds=[1, 1]))
+    with pytest.raises(InputError, match=r'pretraining seeds \[1, 1\]: a seed stands there twice'):
+        load_suite('demo')
+    monkeypatch.setattr(
+        steps, 'load_config', lambda *_: dataclasses.replace(demo.settings, pretraining_seeds_of={'table9': [1]})
+    )
+    with pytest.raises(InputError, match='pretraining_seeds_of names table9: the artefacts are table1, table2'):
+        load_suite('demo')
+    monkeypatch.undo()
     settings = dataclasses.replace(demo.settings, pretraining=['yamls/small.yaml'])
     with pytest.raises(InputError, match='names the run small, but its records are looked for as demo'):
         dataclasses.replace(demo, settings=settings).load_pretraining(MAE_LM)

@@ -101,10 +101,10 @@ def assert_same_run():
 
 @pytest.fixture
 def wait_for():
-    """``wait_for(condition)``: poll it, at most a minute, while nothing else has to go on in this thread."""
+    """``wait_for(condition)``: poll it, at most four minutes, while nothing else has to go on in this thread."""
 
     def wait(holds) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not holds():
             assert time.monotonic() < deadline
             time.sleep(0.001)

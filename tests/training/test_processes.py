@@ -53,7 +53,7 @@ def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
     if sharding == 'full_shard':
         assert len(list(Path('two/latest/state').glob('*.distcp'))) == 2
     process = start(*arguments, ranks=2)
-    out, _ = process.communicate(timeout=100)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
     assert 'going on from' in out
     ours, theirs = (load_file(f'{folder}/latest/model.safetensors') for folder in ('one', 'two'))
@@ -62,7 +62,7 @@ def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
 
 def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, start):
     process = start('recipe.yaml', 'training.global_train_batch_size=31', ranks=2)
-    out, _ = process.communicate(timeout=100)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 2
     assert out.count('error: training.global_train_batch_size 31 is not divisible by 2 ranks') >= 1
     assert 'Traceback' not in out
@@ -102,7 +102,7 @@ def test_two_nodes_save_to_one_disk(recipe, start_nodes, sharding):
     recipe()
     often = ('training.max_samples=256', 'training.checkpoint_interval_samples=16', f'training.sharding={sharding}')
     for process in start_nodes('save_folder=shared', *often, before=ISOLATED):
-        out, _ = process.communicate(timeout=200)
+        out, _ = process.communicate(timeout=400)
         assert process.returncode == 0, out
     saved = sorted(Path('shared').glob('samples-*'))
     assert len(saved) == 16
@@ -119,7 +119,7 @@ def test_what_one_node_refuses_ends_all_nodes(recipe, start_nodes, save_folder, 
     Path('file').touch()
     with hold(Path('busy').absolute(), 'run'):
         for process in start_nodes(f'save_folder={save_folder}'):
-            out, _ = process.communicate(timeout=100)
+            out, _ = process.communicate(timeout=300)
             assert process.returncode == 2, out
             assert out.count(f'error: {reason}') == 1
             assert 'Traceback' not in out

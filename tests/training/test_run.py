@@ -69,7 +69,7 @@ def test_of_a_run_that_has_ended_nothing_is_kept(recipe):
 
     before = count_kept()
     pretrain(recipe('training.max_samples=48', 'optimizer.warmup_samples=16'))  # in the middle of an epoch
-    deadline = time.monotonic() + 20  # the loader's threads leave in their own time
+    deadline = time.monotonic() + 60  # the loader's threads leave in their own time
     while count_kept() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert count_kept() <= before

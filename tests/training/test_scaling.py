@@ -185,10 +185,10 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(recipe, start, wait_for, shar
         if until is not None:
             wait_for(lambda until=until: log.exists() and log.read_text().count('\n') > until)
             process.terminate()
-            process.communicate(timeout=100)
+            process.communicate(timeout=300)
             wait_for(lambda before=before: link.is_symlink() and os.readlink(link) != before)
             resumed_at.append(int(os.readlink(link).removeprefix('samples-')))
-    out, _ = process.communicate(timeout=100)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
     assert f'going on from {resumed_at[1]:,} samples' in out
     assert 0 < resumed_at[0] < resumed_at[1] < 768

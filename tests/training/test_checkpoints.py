@@ -1,0 +1,86 @@
+"""What a checkpoint holds can be read by other versions of torch than the one that wrote it."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import TensorProperties
+
+from maelm_composer.errors import InputError
+from maelm_composer.model.maelm import build_model
+from maelm_composer.training.checkpoints import METADATA, find_checkpoint, write_portably
+from maelm_composer.training.run import pretrain
+from maelm_composer.training.run_folder import RunFolder
+
+SHORT = ('training.max_samples=32', 'optimizer.warmup_samples=16')
+
+
+class PropertiesOfTorch27:
+    """Takes apart the state of a tensor's properties as torch 2.7 does, which knows of these five."""
+
+    def __setstate__(self, state):
+        self.dtype, self.layout, self.requires_grad, self.memory_format, self.pin_memory = state
+
+
+class UnpicklerOfTorch27(pickle.Unpickler):
+    def find_class(self, module, name):
+        return PropertiesOfTorch27 if name == 'TensorProperties' else super().find_class(module, name)
+
+
+def test_a_whole_checkpoint_names_nothing_that_torch_2_7_lacks(recipe):
+    pretrain(recipe(*SHORT))
+    state = torch.load('runs/recipe/latest/state.pt', weights_only=False)['state']
+    (schedule,) = state['schedulers'].values()
+    assert set(schedule) == {
+        'base_lrs',
+        'last_epoch',
+        '_step_count',
+        '_get_lr_called_within_step',
+        '_last_lr',
+        'lr_lambdas',
+    }
+    assert 'callbacks' not in state
+
+
+def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, start):
+    process = start('recipe.yaml', 'training.sharding=full_shard', *SHORT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    metadata = Path('runs/recipe/latest/state', METADATA)
+    with metadata.open('rb') as file:
+        content = UnpicklerOfTorch27(file).load()
+    assert (
+        sum(
+            isinstance(getattr(entry, 'properties', None), PropertiesOfTorch27)
+            for entry in content.state_dict_metadata.values()
+        )
+        > 20
+    )
+    schedule = {name.split('.')[-1] for name in content.state_dict_metadata if '.schedulers.' in name}
+    assert 'last_epoch' in schedule
+    assert '_is_initial' not in schedule
+    config = recipe('training.sharding=full_shard', *SHORT)
+    folder, model = RunFolder(config.save_folder, config.run_name), build_model(config.model, seed=1)
+    before = metadata.read_bytes()
+    write_portably(metadata)
+    assert metadata.read_bytes() == before
+    found = find_checkpoint(folder, model, is_sharded=True)
+    assert found is not None
+    assert found.samples == 32
+
+    class PicklerOfTomorrow(pickle.Pickler):
+        def reducer_override(self, thing):
+            if type(thing) is not TensorProperties:
+                return NotImplemented
+            return type(thing).__new__, (TensorProperties,), (*thing.__getstate__(), 'something', 'new')
+
+    content = pickle.loads(before)
+    for broken in (lambda file: PicklerOfTomorrow(file).dump(content), lambda file: file.write(before[:-100])):
+        with metadata.open('wb') as file:
+            broken(file)
+        with pytest.raises(
+            InputError, match=r'state is damaged, or written by a torch .*: go on with that torch, or'
+        ) as error:
+            find_checkpoint(folder, model, is_sharded=True)
+        assert '\n' not in str(error.value)
