@@ -33,7 +33,7 @@ def test_flops_are_those_of_the_batches_that_are_made(demo):
         visible = int(collator.visible_length(length))
         masked = length if collator.predicts_every_token else round(0.15 * length)
         per_row = sum(count_forward_flops(config.model, visible, masked).values())
-        assert count_training_flops(config) == 3 * 1536 * per_row
+        assert count_training_flops(config) == 3 * 1152 * per_row
 
 
 def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
@@ -66,13 +66,13 @@ def test_a_plan_is_made_in_the_precision_that_a_run_would_take(demo):
 
 def make_finetuning(suite):
     """What decides whether a record of MAE-LM's last checkpoint counts."""
-    config = dataclasses.replace(suite.load_finetuning(MAE_LM, 1536, ['demo_pair']), task='demo_pair')
+    config = dataclasses.replace(suite.load_finetuning(MAE_LM, 1152, ['demo_pair']), task='demo_pair')
     (point,) = list_points(config, find_task('demo_pair'))
     return {
         'status': 'finished',
         'task': 'demo_pair',
         'seed': 1,
-        'checkpoint': {'run_name': 'demo', 'samples': 1536},
+        'checkpoint': {'run_name': 'demo', 'samples': 1152},
         'point': dataclasses.asdict(point),
         'protocol': describe_protocol(config) | {'max_seq_len': 64},  # the checkpoint's own
     }
@@ -86,14 +86,14 @@ def test_records_are_found(demo):
     record = make_finetuning(demo)
     for seed in (1, 2):
         write_record(demo.finetuning_folder / f'{seed}.json', record | {'seed': seed})
-    failed = record | {'status': 'failed', 'seed': 1, 'checkpoint': {'run_name': 'demo', 'samples': 512}}
+    failed = record | {'status': 'failed', 'seed': 1, 'checkpoint': {'run_name': 'demo', 'samples': 384}}
     write_record(demo.finetuning_folder / 'failed.json', failed)
-    write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 1536}})
+    write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 1152}})
     after = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     done = {name for name, item in after.items() if item.done == item.total and item.step.model is not None}
-    assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 1,536, demo_pair'}
+    assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 1,152, demo_pair'}
     assert all(after[name].seconds == 0 and before[name].seconds > 0 for name in done)
-    assert after['fine-tuning demo at 512, demo_pair'] == before['fine-tuning demo at 512, demo_pair']
+    assert after['fine-tuning demo at 384, demo_pair'] == before['fine-tuning demo at 384, demo_pair']
 
 
 def test_records_of_another_recipe_do_not_count(demo):
@@ -113,7 +113,7 @@ def test_records_of_another_recipe_do_not_count(demo):
         write_record(demo.finetuning_folder / 'one.json', record | change)
         assert count_done() == {}
     write_record(demo.finetuning_folder / 'one.json', record)
-    assert list(count_done()) == ['fine-tuning demo at 1,536, demo_pair']
+    assert list(count_done()) == ['fine-tuning demo at 1,152, demo_pair']
 
 
 def test_a_machine_shows_the_gpus_that_this_process_may_use(tmp_path, monkeypatch):
@@ -141,7 +141,7 @@ def test_measured_speed_takes_the_place_of_the_model(demo):
     assert mine.basis == 'measured speed, 2.0e+11 FLOP/s'
     flops = count_training_flops(demo.load_pretraining(mine.step.model))
     assert mine.seconds == pytest.approx(flops / 2e11 + 4)
-    assert items['fine-tuning demo at 1,536, 4 tasks'].basis.endswith('measured runs')
+    assert items['fine-tuning demo at 1,152, 4 tasks'].basis.endswith('measured runs')
     other = plan_suite(dataclasses.replace(demo, precision=Precision.bf16), artefacts, SLOW)
     assert not any('measured' in item.basis for item in other)  # nor in another precision
     elsewhere = make_run('demo')

@@ -50,10 +50,10 @@ def test_pretraining_seeds_are_a_dimension(demo, tmp_path):
 
 
 def test_what_two_artefacts_share_stands_there_once(demo):
-    (last,) = [s for s in steps_of(demo, 'table1', 'figure3') if s.model is MAE_LM and s.samples == 1536]
+    (last,) = [s for s in steps_of(demo, 'table1', 'figure3') if s.model is MAE_LM and s.samples == 1152]
     assert last.tasks == ('demo_pair', 'demo_sentence', 'demo_regression', 'demo_span')
-    early = [s for s in steps_of(demo, 'table1', 'figure3') if s.kind is Kind.finetuning and s.samples < 1536]
-    assert [(s.model, s.samples, s.tasks) for s in early] == [(MAE_LM, n, ('demo_pair',)) for n in (512, 1024)]
+    early = [s for s in steps_of(demo, 'table1', 'figure3') if s.kind is Kind.finetuning and s.samples < 1152]
+    assert [(s.model, s.samples, s.tasks) for s in early] == [(MAE_LM, n, ('demo_pair',)) for n in (384, 768)]
     runs = [s.model.run_name('demo') for s in steps_of(demo, 'table2', 'figure4') if s.kind is Kind.pretraining]
     assert runs.count('demo-roberta') == runs.count('demo-encoder_with_mask') == 1
 
