@@ -1,6 +1,6 @@
 """Training speed of our models against Hugging Face's RoBERTa and MPNet, and against the machine's matrix products.
 
-    pytest -s bench/test_throughput.py -k quick       under five minutes on two cores: to paste into an issue
+    pytest -s bench/test_throughput.py -k quick       some minutes: tables to paste into an issue
     pytest -s bench/test_throughput.py [--record]     all; with --record: results/throughput/<table>-<machine>.csv
 
 In fp32, and in bf16 where the device trains about as fast in it or faster. Each contender has a process of its own.
@@ -104,7 +104,7 @@ def test_quick(benchmark: Callable, precision: Precision) -> None:
     """Runs when asked for by name; records nothing, as the whole benchmark has these contenders too."""
     skip_if_slow(precision)
     makers = list_contenders(SMALL, precision)
-    measured = measure(benchmark, SMALL, precision, {name: makers[name] for name in QUICK if name in makers}, rounds=2)
+    measured = measure(benchmark, SMALL, precision, {name: makers[name] for name in QUICK if name in makers}, rounds=1)
     print('', find_machine().describe(), format_table(measured), sep='\n')
 
 
