@@ -16,7 +16,8 @@ CONTEXT = get_context('spawn')
 class Worker:
     """A process with one contender, idle but while told to act; ``figures`` are those of its last act."""
 
-    def __init__(self, make: Callable[[], Contender]) -> None:
+    def __init__(self, name: str, make: Callable[[], Contender]) -> None:
+        self._name = name
         self._pipe, other_end = CONTEXT.Pipe()
         self._process = CONTEXT.Process(target=_serve, args=(other_end, make), daemon=True)
         self._process.start()
@@ -24,9 +25,13 @@ class Worker:
         self.figures = Figures()
 
     def run(self, act: Callable[[Contender], None]) -> None:
-        """``act`` on the contender, there; returns when it is done."""
-        self._pipe.send(act)
-        self.figures = self._pipe.recv()
+        """``act`` on the contender, there; returns when it is done, and raises RuntimeError if its process dies."""
+        try:
+            self._pipe.send(act)
+            self.figures = self._pipe.recv()
+        except (EOFError, BrokenPipeError):
+            self._process.join()
+            raise RuntimeError(f'the process of {self._name} died with exit code {self._process.exitcode}') from None
 
     def close(self) -> None:
         self._pipe.close()
@@ -36,7 +41,7 @@ class Worker:
 @contextlib.contextmanager
 def start_workers(makers: dict[str, Callable[[], Contender]]) -> Iterator[dict[str, Worker]]:
     """A worker each, all building their contenders at once."""
-    workers = {name: Worker(make) for name, make in makers.items()}
+    workers = {name: Worker(name, make) for name, make in makers.items()}
     try:
         yield workers
     finally:

@@ -148,7 +148,8 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
     with _one_line(name), torch.random.fork_rng(devices=[]):
         settings, _ = PretrainedConfig.get_config_dict(name)
         is_maelm = settings.get('model_type') == MaelmConfig.model_type
-        config_class, model_class = (MaelmConfig, MaelmModel) if is_maelm else (AutoConfig, AutoModel)
+        classes: tuple[Any, Any] = (MaelmConfig, MaelmModel) if is_maelm else (AutoConfig, AutoModel)
+        config_class, model_class = classes
         theirs = config_class.from_pretrained(name)
         architecture = {key: value for key, value in theirs.to_diff_dict().items() if key not in _ORIGIN_OF_A_CONFIG}
         if dropout is not None:
