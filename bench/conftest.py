@@ -15,7 +15,7 @@ import pytest
 from maelm_composer.cluster import start_ray
 from maelm_composer.errors import InputError
 from maelm_composer.records import write_text
-from maelm_composer.reporting.artefacts import ARTEFACTS
+from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, artefacts_of
 from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.devices import find_device
 from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_plan, sum_seconds
@@ -25,12 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'results'
 MADE = pytest.StashKey[list[str]]()  # artefacts of this session that ended well
 ACCURACY = pytest.StashKey[str]()  # the planner's, in words
-ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in ARTEFACTS}
+ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in (*ARTEFACTS, LADDER)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--record', action='store_true', help='write measured speeds to throughput/ in the results')
-    parser.addoption('--scale', default='demo', help='demo, small, medium, base, base_pp or large_pp')
+    parser.addoption('--scale', default='demo', help='demo, ladder, small, medium, base, base_pp or large_pp')
     parser.addoption('--settings', help="file like those in yamls/suite/, its lists after the scale's")
     parser.addoption('--plan', action='store_true', help='say what would run and what it costs; run nothing')
     parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
@@ -43,14 +43,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the measurements of speed out unless a file, or ``-m throughput``, asks for them.
+    """Leave out what the scale lacks, and measurements of speed unless a file or ``-m throughput`` asks for them.
 
     test_quick repeats a part of the others: only ``-k quick`` or its own name asks for it.
     """
     named = {Path(argument.split('::')[0]).name for argument in config.args}
-    left_out = []
+    left_out, made = [], {f'test_{artefact.name}.py' for artefact in artefacts_of(config.getoption('--scale'))}
     for item in items:
-        if item.path.name not in ARTEFACT_FILES:
+        if item.path.name in ARTEFACT_FILES:
+            left_out += [item] if item.path.name not in made else []
+        else:
             item.add_marker('throughput')
             is_quick = item.name.startswith('test_quick') and 'quick' not in f'{config.option.keyword} {config.args}'
             if is_quick or (item.path.name not in named and 'throughput' not in config.option.markexpr):

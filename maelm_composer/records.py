@@ -1,13 +1,18 @@
 """What a result needs to be believed: where it came from, and files that are whole or not there. Imports no torch."""
 
+import base64
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import uuid
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from maelm_composer import __version__
 from maelm_composer.recipe import hash_config
@@ -27,6 +32,16 @@ def collect_provenance(config: Any) -> dict[str, Any]:
         'cpu_count': os.cpu_count(),
         'recipe_hash': hash_config(config),
     }
+
+
+def pack_numbers(values: Sequence[float] | np.ndarray) -> str:
+    """Three significant digits of each, as text: little-endian half precision, zlib, base64."""
+    return base64.b64encode(zlib.compress(np.asarray(values, '<f2').tobytes(), 9)).decode()
+
+
+def unpack_numbers(text: str) -> np.ndarray:
+    """What :func:`pack_numbers` packed, in double precision."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), '<f2').astype(float)
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:

@@ -64,16 +64,54 @@ def estimate_mean(values: Sequence[float]) -> MeanInterval:
     Differences that are paired by seed are given as differences. Of normal values the interval covers what it says from
     two of them up, where a bootstrap over three covers 75 % at most and over five 94 %.
     """
-    sample = np.asarray(values, dtype=float)
-    mean, count = float(sample.mean()), len(sample)
-    if count == 1 or not np.isfinite(sample).all():
+    return estimate_contrast([(1.0, values)])
+
+
+def estimate_contrast(
+    groups: Sequence[tuple[float, Sequence[float]]], examples: Sequence[tuple[float, int]] = ()
+) -> MeanInterval:
+    """Σ weight × mean over ``groups`` (weight, values) that are independent of each other, each with its own variance.
+
+    Degrees of freedom are Welch's and Satterthwaite's: n - 1 of one group.
+
+    Args:
+        examples: (variance, number) of the samples of examples that the values were measured on, as
+            :func:`measure_example_variance` gives it. Without them the interval is about these very examples.
+    """
+    samples = [(weight, np.asarray(values, dtype=float)) for weight, values in groups]
+    mean = float(sum(weight * sample.mean() for weight, sample in samples))
+    if any(len(sample) == 1 or not np.isfinite(sample).all() for _, sample in samples):
         return MeanInterval(mean, None, None, None, None)
-    error = float(sample.std(ddof=1)) / count**0.5
-    student = stats.t(count - 1)
+    variances = [(weight**2 * float(sample.var(ddof=1)) / len(sample), len(sample) - 1) for weight, sample in samples]
+    variances += [(variance, number - 1) for variance, number in examples]
+    error = sum(variance for variance, _ in variances) ** 0.5
+    freedom = error**4 / sum(variance**2 / n for variance, n in variances) if error else len(samples[0][1]) - 1
+    student = stats.t(freedom)
     half = float(student.ppf((1 + LEVEL) / 2)) * error
     p = 2 * float(student.sf(abs(mean) / error)) if error else float(mean == 0)
     detectable = half + float(student.ppf(POWER)) * error
     return MeanInterval(mean, mean - half, mean + half, p, detectable)
+
+
+def measure_example_variance(groups: Sequence[tuple[float, np.ndarray]]) -> float:
+    """The variance that Σ weight × mean has because its examples are a sample, beside that of its seeds.
+
+    Seeds and examples are crossed: every seed is measured on the same examples. The variance over examples of the mean
+    over seeds holds a part of the seeds' interaction with them, which the variance over seeds holds already, and which
+    is taken off.
+
+    Args:
+        groups: (weight, (seeds, examples) influences), independent but for their common examples.
+    """
+    count = groups[0][1].shape[1]
+    mean = sum(weight * influences.mean(0) for weight, influences in groups)
+    shared = 0.0
+    for weight, influences in groups:
+        seeds = len(influences)
+        if seeds > 1:
+            rest = influences - influences.mean(0) - influences.mean(1, keepdims=True) + influences.mean()
+            shared += weight**2 * float((rest**2).sum()) / ((seeds - 1) * (count - 1)) / (seeds * count)
+    return max(0.0, float(np.var(mean, ddof=1)) / count - shared)
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:

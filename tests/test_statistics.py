@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from maelm_composer.statistics import MeanInterval, Summary, adjust_holm, estimate_mean, summarize
+from maelm_composer.statistics import (
+    MeanInterval,
+    Summary,
+    adjust_holm,
+    estimate_contrast,
+    estimate_mean,
+    measure_example_variance,
+    summarize,
+)
 
 FIVE = [0.70, 0.74, 0.71, 0.69, 0.73]
 VALUES = st.lists(st.floats(-1, 1, allow_nan=False), min_size=2, max_size=9)
@@ -63,6 +72,46 @@ def test_the_interval_over_pretraining_seeds_covers_what_it_says(count):
     found = [estimate_mean(values) for values in scores]
     covered = np.mean([one.low <= 0 <= one.high for one in found])
     assert covered == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / repeats))
+
+
+def draw_crossed(generator, seeds, examples, of_seed, of_example, of_both):
+    """(seeds, examples) with a mean of 0: an effect of the seed, of the example, and of both together."""
+    return (
+        generator.normal(0, of_seed, (seeds, 1))
+        + generator.normal(0, of_example, examples)
+        + generator.normal(0, of_both, (seeds, examples))
+    )
+
+
+@pytest.mark.parametrize('seeds', [3, 5])
+@pytest.mark.parametrize('of_seed, of_example, of_both', [(0.01, 0.3, 0.5), (0.03, 0.3, 0.5), (0.0, 0.5, 0.5)])
+def test_with_the_variance_of_the_examples_the_interval_covers_other_examples(seeds, of_seed, of_example, of_both):
+    generator, repeats, covered, covered_by_seeds = np.random.default_rng(seeds), 1000, 0, 0
+    for _ in range(repeats):
+        drawn = draw_crossed(generator, seeds, 400, of_seed, of_example, of_both)
+        means, influences = drawn.mean(1), drawn - drawn.mean(1, keepdims=True)
+        found = estimate_contrast([(1.0, means)], [(measure_example_variance([(1.0, influences)]), 400)])
+        alone = estimate_mean(means)
+        covered += found.low <= 0 <= found.high
+        covered_by_seeds += alone.low <= 0 <= alone.high
+    assert 0.925 < covered / repeats < 0.985
+    assert covered_by_seeds < covered
+
+
+def test_the_variance_of_examples_by_hand():
+    influences = np.array([[1.0, -1.0, 0.0], [1.0, 0.0, -1.0]])
+    # The mean over seeds is (1, -1/2, -1/2): variance 3/4. What is left, ±(0, 1/2, -1/2), has a mean square of 1/2.
+    assert measure_example_variance([(2.0, influences)]) == pytest.approx(4 * (0.75 / 3 - 0.5 / 6))
+    assert measure_example_variance([(1.0, influences), (-1.0, influences)]) == 0.0
+
+
+def test_a_contrast_of_unequal_groups_is_welchs():
+    first, second = [1.0, 2.0, 4.0], [3.0, 3.5, 9.0, 1.0]
+    found = estimate_contrast([(1.0, first), (-1.0, second)])
+    theirs = stats.ttest_ind(first, second, equal_var=False)
+    assert found.p == pytest.approx(theirs.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(theirs.confidence_interval(0.95)))
+    assert estimate_contrast([(1.0, first), (-1.0, [2.0])]).low is None
 
 
 def test_the_detectable_difference_is_found_in_about_four_of_five_cases():

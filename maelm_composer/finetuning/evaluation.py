@@ -8,10 +8,10 @@ import numpy as np
 from maelm_composer.config import FinetuningConfig, SpanConfig
 from maelm_composer.finetuning.examples import encode_texts, stack_windows
 from maelm_composer.finetuning.fit import predict
-from maelm_composer.finetuning.metrics import compute_metrics, score_constant
+from maelm_composer.finetuning.metrics import compute_influences, compute_metrics, score_constant
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.finetuning.squad import Window, build_windows, predict_answers
-from maelm_composer.finetuning.squad_metric import evaluate
+from maelm_composer.finetuning.squad_metric import score_questions
 from maelm_composer.finetuning.tasks import CLASSIFICATION, MAX_SIMILARITY, REGRESSION, SPAN, Task
 
 
@@ -19,6 +19,7 @@ from maelm_composer.finetuning.tasks import CLASSIFICATION, MAX_SIMILARITY, REGR
 class Result:
     metrics: dict[str, float]
     predictions: list[dict[str, Any]]  # one an example, in the order of the splits and their rows
+    influences: dict[str, np.ndarray]  # of the metrics that have one, (examples of the split,)
 
 
 class Evaluator:
@@ -66,15 +67,16 @@ class Evaluator:
             for split in self.examples
             for example, guess, row in zip(self.examples[split], guesses[split], scores[split], strict=True)
         ]
-        return Result(compute_metrics(self.task, guesses, labels), predictions)
+        metrics = compute_metrics(self.task, guesses, labels)
+        return Result(metrics, predictions, compute_influences(self.task, guesses, labels))
 
     def _evaluate_span(self, scores: list[np.ndarray]) -> Result:
         examples = self.examples[self.task.eval_splits[0]]
         starts, ends = [row[:, 0] for row in scores], [row[:, 1] for row in scores]
         answers = predict_answers(examples, self.windows, starts, ends, self.span)
-        metrics = evaluate(
+        metrics, each = score_questions(
             {example.id: list(example.answers_text) for example in examples},
             {answer['id']: answer['prediction'] for answer in answers},
             {answer['id']: answer['null_score_difference'] for answer in answers},
         )
-        return Result(metrics, answers)
+        return Result(metrics, answers, {name: values - values.mean() for name, values in each.items()})

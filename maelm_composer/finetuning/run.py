@@ -26,7 +26,7 @@ from maelm_composer.finetuning.sources import load_task_data
 from maelm_composer.finetuning.squad import build_windows
 from maelm_composer.finetuning.tasks import SPAN, Task, find_task
 from maelm_composer.precision import choose_in, tell
-from maelm_composer.records import collect_provenance, write_json, write_text
+from maelm_composer.records import collect_provenance, pack_numbers, write_json, write_text
 
 POINT = ('learning_rate', 'batch_size', 'max_epochs', 'warmup_proportion')
 KEY_LENGTH = 16
@@ -142,6 +142,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> dict[str, Any]:
         'metrics': best.result.metrics,
         'score': best.result.metrics[task.metric],
         'baseline': evaluator.score_constant(),
+        'influences': {name: pack_numbers(values) for name, values in best.result.influences.items()},
         'evaluations': best.history,
         'best_step': best.step,
         'effective_rank': rank_curve[-1]['effective_rank'] if rank_curve else None,  # of the last weights

@@ -11,10 +11,10 @@ _ARTICLE = re.compile(r'\b(?:a|an|the)\b')
 _WITHOUT_PUNCTUATION = str.maketrans('', '', string.punctuation)  # ASCII's only, as the official rules
 
 
-def evaluate(
+def score_questions(
     gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str], null_score_difference: Mapping[str, float]
-) -> dict[str, float]:
-    """Scores of every question, as fractions.
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Scores of all questions, as fractions, and of each.
 
     Args:
         gold: question id -> its answers, none where it has no answer.
@@ -25,6 +25,7 @@ def evaluate(
         ``exact`` and ``f1`` where a difference above 0 means "no answer", also of the questions with an answer
         (``has_answer_``) and without (``no_answer_``) where there are any; ``best_exact`` and ``best_f1`` at the
         thresholds that are best on these very questions, and those, ``best_exact_threshold``, ``best_f1_threshold``.
+        And, (Q,), the scores that ``exact``, ``f1``, ``best_exact`` and ``best_f1`` are the means of.
 
     Raises:
         ValueError: a question without a prediction or without a score, or no question at all.
@@ -37,6 +38,7 @@ def evaluate(
     difference = np.array([null_score_difference[key] for key in gold], float)
     says_something = np.array([bool(predictions[key]) for key in gold])
     metrics: dict[str, float] = {}
+    each: dict[str, np.ndarray] = {}
     for name, score in (('exact', score_exact), ('f1', score_f1)):
         raw = np.array([_score_best(score, answers, predictions[key]) for key, answers in gold.items()], float)
         decided = np.where(difference > 0, ~has_answer, raw)
@@ -44,9 +46,11 @@ def evaluate(
         for split, chosen in (('has_answer', has_answer), ('no_answer', ~has_answer)):
             if chosen.any():
                 metrics[f'{split}_{name}'] = float(decided[chosen].mean())
-        best, threshold = find_best_threshold(raw, difference, has_answer, says_something)
-        metrics |= {f'best_{name}': best, f'best_{name}_threshold': threshold}
-    return metrics
+        threshold, answers = find_best_threshold(raw, difference, has_answer, says_something)
+        at_best = np.where(answers, np.where(has_answer, raw, ~says_something), ~has_answer)
+        metrics |= {f'best_{name}': float(at_best.mean()), f'best_{name}_threshold': threshold}
+        each |= {name: decided, f'best_{name}': at_best}
+    return metrics, each
 
 
 def normalize_answer(text: str) -> str:
@@ -73,8 +77,8 @@ def score_f1(answer: str, prediction: str) -> float:
 
 def find_best_threshold(
     raw: np.ndarray, difference: np.ndarray, has_answer: np.ndarray, says_something: np.ndarray
-) -> tuple[float, float]:
-    """The best mean score over all thresholds of the null score difference, and the first such threshold.
+) -> tuple[float, np.ndarray]:
+    """The first threshold of the null score difference whose mean score is the best, and which questions it answers.
 
     All (Q,): the score of the text, the difference, whether there is an answer, whether the text is not empty. As in
     the official rules, questions of equal difference are added one by one, in their order.
@@ -84,7 +88,9 @@ def find_best_threshold(
     gains = np.where(has_answer, raw, -says_something.astype(float))[order]
     scores = np.cumsum(np.concatenate([[float((~has_answer).sum())], gains]))
     best = int(scores.argmax())
-    return float(scores[best] / len(raw)), 0.0 if best == 0 else float(difference[order[best - 1]])
+    answers = np.zeros(len(raw), bool)
+    answers[order[:best]] = True
+    return 0.0 if best == 0 else float(difference[order[best - 1]]), answers
 
 
 def _score_best(score: Callable[[str, str], float], answers: Sequence[str], prediction: str) -> float:

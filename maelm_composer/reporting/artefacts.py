@@ -14,6 +14,7 @@ class Role(Enum):
 
     glue = 'the eight tasks of AVG'
     mnli = 'the one task of Table 3, Figure 3 and Figure 5'
+    quick = 'three tasks that even a small encoder learns, in seconds'
     squad = 'span prediction'
 
 
@@ -106,6 +107,32 @@ DELTAS: tuple[tuple[float, Model], ...] = (
 
 _BOTH = (MAE_LM, ROBERTA)
 
+
+@dataclass(frozen=True)
+class Rung:
+    """Both models at one budget of the ladder: FLOPs of RoBERTa's pretraining; MAE-LM sees the same rows."""
+
+    name: str  # yamls/ladder/<name>.yaml
+
+    @property
+    def flops(self) -> float:
+        return float(self.name)
+
+    @property
+    def roberta(self) -> Model:
+        return Model(ROBERTA.label, (self._overlay, *ROBERTA.overlays))
+
+    @property
+    def mae_lm(self) -> Model:
+        return Model(MAE_LM.label, (self._overlay,))
+
+    @property
+    def _overlay(self) -> str:
+        return f'yamls/ladder/{self.name}.yaml'
+
+
+RUNGS = (Rung('3e13'), Rung('1e14'), Rung('3e14'))
+
 ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
         'table1',
@@ -157,6 +184,13 @@ ARTEFACTS: tuple[Artefact, ...] = (
     ),
     Artefact('training', 'Pretraining loss', 'No claim of the paper', tuple(Demand(model) for model in _BOTH)),
 )
+# The one artefact of the scale of that name, which has no other.
+LADDER = Artefact(
+    'ladder',
+    'The ladder: both models against the compute of pretraining',
+    'MAE-LM uses more dimensions for real tokens than RoBERTa, and fine-tunes better; at which compute?',
+    tuple(Demand(m, (Role.quick,), rank=True) for rung in RUNGS for m in (rung.roberta, rung.mae_lm)),
+)
 
 
 def _averaged(task: str, label: str) -> Column:
@@ -183,6 +217,7 @@ SQUAD_COLUMNS = _list_span_columns('squad2', 'SQuAD 2.0')
 # The demo's own small tasks, one for every kind of head: not GLUE.
 DEMO_COLUMNS = tuple(_averaged(f'demo_{kind}', f'demo {kind}') for kind in ('pair', 'sentence', 'regression'))
 DEMO_SPAN_COLUMNS = _list_span_columns('demo_span', 'demo span')
+QUICK_COLUMNS = tuple(column for column in GLUE_COLUMNS if column.name in ('qqp', 'sst2', 'stsb'))
 GLUE_AVERAGE = Column('glue_avg', 'GLUE AVG', task='')
 DEMO_AVERAGE = Column('demo_avg', 'demo AVG (not GLUE)', task='')
 _LABELS = {
@@ -198,6 +233,9 @@ _LABELS = {
     'pretrained': 'after pretraining',
     'eval_loss': 'validation loss',
     'train_loss': 'training loss',
+    'quick_avg': 'mean of ' + ', '.join(c.label for c in QUICK_COLUMNS),
+    'real_rank_excess': "rank, input without [MASK], in % of RoBERTa's",
+    'departure': 'tokens until the training loss is 1 nat below its beginning',
 }
 DEMO = 'demo'
 # The paper's three settings by the name of our recipe; every other scale is set beside base, and is not comparable.
@@ -212,6 +250,8 @@ def columns_of(scale: str, role: Role) -> tuple[Column, ...]:
             return DEMO_COLUMNS if is_demo else GLUE_COLUMNS
         case Role.mnli:
             return columns_of(scale, Role.glue)[:1]
+        case Role.quick:
+            return DEMO_COLUMNS if is_demo else QUICK_COLUMNS
         case Role.squad:
             return DEMO_SPAN_COLUMNS if is_demo else SQUAD_COLUMNS
 
@@ -221,9 +261,14 @@ def tasks_of(scale: str, roles: tuple[Role, ...]) -> list[str]:
     return list(dict.fromkeys(column.task for role in roles for column in columns_of(scale, role)))
 
 
+def artefacts_of(scale: str) -> tuple[Artefact, ...]:
+    """What can be made at ``scale``: the ladder at its own, else the paper's tables and figures."""
+    return (LADDER,) if scale == LADDER.name else ARTEFACTS
+
+
 def find_artefact(name: str) -> Artefact:
-    """The artefact called ``name`` in :data:`ARTEFACTS`."""
-    return next(artefact for artefact in ARTEFACTS if artefact.name == name)
+    """The artefact called ``name``."""
+    return next(artefact for artefact in (*ARTEFACTS, LADDER) if artefact.name == name)
 
 
 def label_of(name: str) -> str:

@@ -1,11 +1,22 @@
 """Measured numbers that can be averaged and subtracted, keeping the records they rest on or the reason why not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
+from maelm_composer.finetuning.tasks import find_task
+from maelm_composer.records import unpack_numbers
 from maelm_composer.reporting.artefacts import Column, Model, Role, columns_of
-from maelm_composer.reporting.estimate import Estimate, Term, estimate, find_common_seeds
+from maelm_composer.reporting.estimate import (
+    Estimate,
+    Term,
+    estimate,
+    estimate_over_groups,
+    find_common_seeds,
+    sum_by_seed,
+)
 from maelm_composer.reporting.evidence import Evidence, Record
 
 
@@ -22,6 +33,17 @@ class Cell:
     @cached_property
     def estimate(self) -> Estimate | None:
         return None if self.missing else estimate(self.terms)
+
+
+@dataclass(frozen=True)
+class Contrast(Cell):
+    """Σ weight × cell over models of which no seed pairs one with another, as those of different sizes."""
+
+    groups: tuple[tuple[float, tuple[Term, ...]], ...] = ()
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        return None if self.missing else estimate_over_groups(self.groups)
 
 
 def score(evidence: Evidence, model: Model, column: Column, samples: int | None = None) -> Cell:
@@ -42,9 +64,30 @@ def score(evidence: Evidence, model: Model, column: Column, samples: int | None 
         for run, records in found
         if (failed := evidence.count_failures(records))
     ]
-    return _gather(
+    cell = _gather(
         evidence, model, column.task, [(run, records, [*map(read, records)]) for run, records in found], notes
     )
+    metric = column.metric or find_task(column.task).metric
+    if cell.missing or not all(metric in r.get('influences', {}) for _, records in found for r in records):
+        return cell
+    (term,) = cell.terms
+    influences = {run['identity']['seed']: _influence_of_median(records, read, metric) for run, records in found}
+    sample = f'{column.task} {metric.rpartition("_")[0]} {found[0][1][0]["data_hash"]}'
+    return replace(cell, terms=(replace(term, sample=sample, influences=influences),))
+
+
+def _influence_of_median(records: Sequence[Record], read: Callable[[Record], float], metric: str) -> np.ndarray:
+    """(examples,) in percent; of an even number of records the mean of the two in the middle."""
+    ordered = sorted(records, key=read)
+    middle = {(len(ordered) - 1) // 2, len(ordered) // 2}
+    found: np.ndarray = np.mean([100 * unpack_numbers(ordered[i]['influences'][metric]) for i in middle], axis=0)
+    return found
+
+
+def measure_runs(evidence: Evidence, model: Model, what: str, read: Callable[[Record], float | None]) -> Cell:
+    """A number of ``model``'s pretraining runs; ``read`` gives None of a run that has none."""
+    values = [(run, read(run)) for run in evidence.find_runs(model)]
+    return _gather(evidence, model, what, [(run, (), [value]) for run, value in values if value is not None])
 
 
 def constant_score(evidence: Evidence, model: Model, column: Column) -> Cell:
@@ -55,8 +98,8 @@ def constant_score(evidence: Evidence, model: Model, column: Column) -> Cell:
     cell = score(evidence, model, column)
     if cell.missing:
         return cell
-    (_, values), record = cell.terms[0], cell.records[0]
-    return replace(cell, terms=((1.0, {min(values): [100 * record['baseline']]}),))  # no seed changes it
+    values, record = cell.terms[0].values, cell.records[0]
+    return replace(cell, terms=(Term(1.0, {min(values): [100 * record['baseline']]}),))  # no seed changes it
 
 
 def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int | None = None) -> Cell:
@@ -101,12 +144,12 @@ def finetuned_rank_curve(evidence: Evidence, model: Model, task: str) -> dict[fl
 
 def combine(parts: Sequence[tuple[float, Cell]]) -> Cell:
     """Σ weight × cell, paired by pretraining seed; missing where one of them is, or where no seed has all of them."""
-    terms = tuple((weight * w, values) for weight, cell in parts for w, values in cell.terms)
+    terms = tuple(replace(term, weight=weight * term.weight) for weight, cell in parts for term in cell.terms)
     missing = [cell.missing for _, cell in parts if cell.missing]
     notes = [cell.note for _, cell in parts if cell.note]
     if not missing:
         common = find_common_seeds(terms)
-        lacking = sorted(set().union(*(values for _, values in terms)) - set(common))
+        lacking = sorted(set().union(*(term.values for term in terms)) - set(common))
         if lacking:
             text = f'pretraining seeds {", ".join(map(str, lacking))} have only a part of it'
             (notes if common else missing).append(text)
@@ -121,6 +164,27 @@ def combine(parts: Sequence[tuple[float, Cell]]) -> Cell:
 
 def subtract(left: Cell, right: Cell) -> Cell:
     return combine([(1.0, left), (-1.0, right)])
+
+
+def relate(left: Cell, right: Cell) -> Cell:
+    """By how much ``left`` exceeds ``right`` in percent of it, within each pretraining seed."""
+    both = subtract(left, right)
+    if both.missing:
+        return both
+    bases, gaps = sum_by_seed(right.terms), sum_by_seed(both.terms)
+    return replace(both, terms=(Term(1.0, {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}),))
+
+
+def contrast(parts: Sequence[tuple[float, Cell]]) -> Cell:
+    """Σ weight × cell, not paired; missing where one of them is."""
+    joined = [cell for _, cell in parts]
+    return Contrast(
+        runs=tuple(run for cell in joined for run in cell.runs),
+        records=tuple(record for cell in joined for record in cell.records),
+        missing='; '.join(dict.fromkeys(cell.missing for cell in joined if cell.missing)),
+        note='; '.join(dict.fromkeys(cell.note for cell in joined if cell.note)),
+        groups=tuple((weight, cell.terms) for weight, cell in parts),
+    )
 
 
 def explain_absence(evidence: Evidence, model: Model, what: str) -> str:
@@ -152,7 +216,7 @@ def _gather(
     there = {run['run_name'] for run, *_ in found}
     lacking = [run['run_name'] for run in evidence.find_runs(model) if run['run_name'] not in there]
     return Cell(
-        terms=((1.0, {run['identity']['seed']: values for run, _, values in found}),),
+        terms=(Term(1.0, {run['identity']['seed']: values for run, _, values in found}),),
         runs=tuple(run for run, *_ in found),
         records=tuple(record for _, records, _ in found for record in records),
         note='; '.join([*notes, *(f'{what} of {name} is not recorded' for name in lacking)]),

@@ -11,7 +11,7 @@ from maelm_composer.reporting.cells import (
     score,
     subtract,
 )
-from maelm_composer.reporting.estimate import slope_weights
+from maelm_composer.reporting.estimate import Term, slope_weights
 from maelm_composer.reporting.evidence import Record
 from maelm_composer.reporting.rows import Row, at
 from maelm_composer.reporting.tables import GAP, PERCENT, POINTS, RANK, Book, rank_margin
@@ -99,7 +99,7 @@ def build_training(book: Book) -> list[Row]:
         points = set.intersection(*(set(curve) for _, curve in curves))
         for samples, column in sorted(points, key=lambda point: (point[1] == 'eval_loss', point[0])):
             values = {run['identity']['seed']: [curve[samples, column]] for run, curve in curves}
-            cell = Cell(((1.0, values),), tuple(run for run, _ in curves))
+            cell = Cell((Term(1.0, values),), tuple(run for run, _ in curves))
             rows.append(at(book.value(model.label, column, 'nats', cell), samples, 'samples'))
     return rows
 

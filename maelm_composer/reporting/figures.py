@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import label_of
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.tables import CONSTANT
+from maelm_composer.reporting.tables import CONSTANT, GAP
 from maelm_composer.reporting.verdicts import is_comparable
 
 Style = dict[str, Any]
@@ -142,6 +142,33 @@ def draw_training(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def draw_ladder(rows: Sequence[Row]) -> Figure:
+    """Both models above, MAE-LM − RoBERTa below, over FLOPs."""
+    figure = Figure(figsize=(PANEL[0] * 3, PANEL[1] * 2), layout='constrained')
+    panels = figure.subplots(2, 3)
+    both = {'eval_loss': 'validation loss [nats]', 'rank_real': '0.9-effective rank', 'quick_avg': 'score [%]'}
+    for panel, (column, label) in zip(panels[0], both.items(), strict=True):
+        for model, style in STYLES.items():
+            _plot(panel, _find(rows, column, model), model, style)
+        _finish_ladder(panel, label_of(column), label)
+    gaps = {'eval_loss': 'nats', 'real_rank_excess': "% of RoBERTa's", 'quick_avg': 'points'}
+    for panel, (column, label) in zip(panels[1], gaps.items(), strict=True):
+        points = _find(rows, column, GAP)
+        _plot(panel, points, None, DARK)
+        panel.axhline(0, color='#555555', linewidth=0.8)
+        paper = next((row.paper for _, row in points if row.paper is not None), None)
+        if paper is not None:
+            panel.axhline(paper, color='#555555', **DOTTED)
+            panel.text(1, paper, 'paper, base', transform=panel.get_yaxis_transform(), ha='right', va='bottom', size=8)
+        _finish_ladder(panel, GAP, label)
+    return figure
+
+
+def _finish_ladder(panel: Axes, title: str, label: str) -> None:
+    panel.set_xscale('log')
+    _finish(panel, title, "FLOPs of RoBERTa's pretraining", label, whole=False)
+
+
 DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure]] = {
     'figure1': draw_figure1,
     'figure3': draw_figure3,
@@ -149,6 +176,7 @@ DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure]] = {
     'figure5': draw_figure5,
     'subspace': draw_subspace,
     'training': draw_training,
+    'ladder': draw_ladder,
 }
 
 
@@ -200,5 +228,5 @@ def _finish(panel: Axes, title: str, x_label: str, y_label: str, whole: bool = T
         panel.yaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.get_legend_handles_labels()[0]:
         panel.legend(loc='upper center', bbox_to_anchor=(0.5, -0.18), ncols=2)
-    else:
+    elif not panel.lines:
         panel.text(0.5, 0.5, 'not recorded', transform=panel.transAxes, ha='center', color='#777777')

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, Point, find_arrival
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
 from maelm_composer.reporting.cells import Cell, constant_score, explain_absence, score
-from maelm_composer.reporting.estimate import estimate_over_seeds, find_common_seeds
+from maelm_composer.reporting.estimate import Term, estimate_over_seeds, find_common_seeds
 from maelm_composer.reporting.evidence import Record
 from maelm_composer.reporting.rows import Row, at
 from maelm_composer.reporting.tables import CONSTANT, PERCENT, Book
@@ -48,7 +48,7 @@ def build_figure3(book: Book) -> list[Row]:
             rows.append(at(book.value(model.label, column.name, PERCENT, cell, paper), samples, 'samples'))
             for axis in (Axis.hours, Axis.flops):
                 costs = {run['identity']['seed']: _read_cost(cell, run, samples, axis) for run in cell.runs}
-                known = Cell(((1.0, {seed: [cost] for seed, cost in costs.items() if cost}),), cell.runs)
+                known = Cell((Term(1.0, {seed: [cost] for seed, cost in costs.items() if cost}),), cell.runs)
                 if not all(costs.values()):
                     known = Cell(missing=f'a record of {model.run_name(book.scale)} holds no {axis.name}')
                 rows.append(at(book.value(model.label, axis.name, UNITS[axis], known), samples, 'samples'))
@@ -72,7 +72,7 @@ def _judge(book: Book, column: Column) -> list[Row]:
     rows = []
     for axis, way in wanted:
         costs = {seed: [getattr(race.measure(axis), way.replace(' ', '_'))] for seed, race in races.items()}
-        cell = Cell(((1.0, costs),), runs, records)
+        cell = Cell((Term(1.0, costs),), runs, records)
         if axis is Axis.flops and not all(run.get('flops') for run in runs):
             cell = Cell(missing='a pretraining record holds no flops')
         rows.append(book.value(label, f'{axis.name}, {way}', UNITS[axis], cell))
@@ -90,7 +90,7 @@ def _judge(book: Book, column: Column) -> list[Row]:
         verdict = judge_claim(book.scale, over_one, expects_more=False)
     if any(race.measure(Axis.hours).starts_above for race in races.values()):
         verdict += "; MAE-LM's first recorded checkpoint is there already, so it is an upper bound"
-    row = book.value(label, SHARE, 'share', Cell(((1.0, {0: [1.0]}),), runs, records), paper)
+    row = book.value(label, SHARE, 'share', Cell((Term(1.0, {0: [1.0]}),), runs, records), paper)
     value, p = 1 + over_one.value, over_one.p
     low, high = (None if bound is None else 1 + bound for bound in (over_one.low, over_one.high))
     found = replace(over_one, value=value, low=low, high=high, p=p)
@@ -123,7 +123,7 @@ def _prepare(book: Book, column: Column, goal: Cell, curve: dict[int, Cell]) -> 
 def _place(cell: Cell, seed: int, samples: int, finetuning_seeds: Sequence[int]) -> Point:
     """A checkpoint of the run with this pretraining ``seed``."""
     (run,) = [run for run in cell.runs if run['identity']['seed'] == seed]
-    values = cell.terms[0][1][seed]
+    values = cell.terms[0].values[seed]
     scores = {record['seed']: value for record, value in zip(_records_of(cell, seed), values, strict=True)}
     hours, flops = (_read_cost(cell, run, samples, axis) for axis in (Axis.hours, Axis.flops))
     assert hours is not None

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from maelm_composer.records import write_text
-from maelm_composer.reporting.artefacts import ARTEFACTS
+from maelm_composer.reporting.artefacts import artefacts_of
 from maelm_composer.reporting.curves import build_figure1, build_figure4, build_figure5, build_subspace, build_training
 from maelm_composer.reporting.evidence import load_evidence
 from maelm_composer.reporting.figures import DRAWINGS, write_figure
+from maelm_composer.reporting.ladder import build_ladder
 from maelm_composer.reporting.page import render_page
 from maelm_composer.reporting.race import build_figure3
 from maelm_composer.reporting.rows import Row, load_published, write_rows
@@ -23,6 +24,7 @@ BUILDERS: dict[str, Callable[[Book], list[Row]]] = {
     'figure5': build_figure5,
     'subspace': build_subspace,
     'training': build_training,
+    'ladder': build_ladder,
 }
 
 PUBLISHED = Path('results/paper')  # of the checkout, wherever the measured results lie
@@ -47,6 +49,6 @@ def report(scale: str, results: Path) -> Path:
 
 
 def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
-    """Rows of every artefact, in the order of :data:`ARTEFACTS`."""
+    """Rows of every artefact, that the scale has."""
     found = load_evidence(results / scale, scale), load_published(PUBLISHED)
-    return {artefact.name: BUILDERS[artefact.name](Book(artefact.name, *found)) for artefact in ARTEFACTS}
+    return {artefact.name: BUILDERS[artefact.name](Book(artefact.name, *found)) for artefact in artefacts_of(scale)}

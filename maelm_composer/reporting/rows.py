@@ -44,6 +44,7 @@ class Row:
     high: float | None = None
     count: int = 0
     pretraining_seeds: int = 0
+    examples: int = 0
     p: float | None = None
     detectable: float | None = None
     paper: float | None = None

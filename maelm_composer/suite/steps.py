@@ -14,7 +14,16 @@ from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, Pre
 from maelm_composer.errors import InputError
 from maelm_composer.precision import read_choice
 from maelm_composer.recipe import load_config, split_arguments
-from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, Artefact, Demand, Model, tasks_of
+from maelm_composer.reporting.artefacts import (
+    ARTEFACTS,
+    LADDER,
+    MAE_LM,
+    Artefact,
+    Demand,
+    Model,
+    artefacts_of,
+    tasks_of,
+)
 
 SETTINGS = Path('yamls/suite')
 RANK_PRECISION = Precision.fp32  # of the rank records, whatever the models were trained in
@@ -53,10 +62,11 @@ class Suite:
     def records(self) -> Path:
         return self.results / self.scale / 'records'
 
-    def list_seeds(self, artefact: str) -> list[int | None]:
-        """Of pretraining; None: the recipe's own."""
-        settings = self.settings
-        return list(settings.pretraining_seeds_of.get(artefact, settings.pretraining_seeds)) or [None]
+    def list_seeds(self, artefact: str, model: Model) -> list[int | None]:
+        """Of pretraining; None: the recipe's own. Those of an overlay come before those of an artefact."""
+        seeds, own = self.settings.pretraining_seeds, self.settings.pretraining_seeds_of
+        found = next((own[name] for name in (*list_stems(model), artefact) if name in own), seeds)
+        return list(found) or [None]
 
     def run_folder(self, model: Model) -> Path:
         return self.work / 'runs' / model.run_name(self.scale)
@@ -73,8 +83,9 @@ class Suite:
     def list_arguments(self, model: Model) -> list[str]:
         """What `composer train.py` is called with."""
         arguments = [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
+        arguments.append(f'run_name={model.run_name(self.scale)}')
         if model.seed is not None:
-            arguments += [f'seed={model.seed}', f'run_name={model.run_name(self.scale)}']
+            arguments.append(f'seed={model.seed}')
         recipe: PretrainingConfig = _load(PretrainingConfig, tuple(arguments))
         if recipe.training.precision is Precision.auto:
             arguments.append(f'training.precision={self.precision.name}')
@@ -82,11 +93,6 @@ class Suite:
 
     def load_pretraining(self, model: Model) -> PretrainingConfig:
         config: PretrainingConfig = _load(PretrainingConfig, tuple(self.list_arguments(model)))
-        if config.run_name != model.run_name(self.scale):
-            raise InputError(
-                f'{SETTINGS}/{self.scale}.yaml: pretraining names the run {config.run_name}, but its records are '
-                f'looked for as {model.run_name(self.scale)}: give yamls/{self.scale}.yaml and key=value pairs only'
-            )
         return config
 
     def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
@@ -128,9 +134,13 @@ def load_suite(
         more = load_config(SuiteConfig, [str(added)])
         lists = {name: getattr(settings, name) + getattr(more, name) for name in ('data', 'pretraining', 'finetuning')}
         settings = replace(settings, **lists, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
+    known = {artefact.name: None for artefact in artefacts_of(scale)}
+    known |= dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in list_stems(d.model))
     for name in settings.pretraining_seeds_of:
-        if name not in (names := [artefact.name for artefact in ARTEFACTS]):
-            raise InputError(f'{path}: pretraining_seeds_of names {name}: the artefacts are {", ".join(names)}')
+        if name not in known:
+            raise InputError(
+                f'{path}: pretraining_seeds_of names {name}: the artefacts and overlays are {", ".join(known)}'
+            )
     for seeds in (settings.pretraining_seeds, *settings.pretraining_seeds_of.values()):
         if len(set(seeds)) < len(seeds):
             raise InputError(f'{path}: pretraining seeds {seeds}: a seed stands there twice')
@@ -138,9 +148,9 @@ def load_suite(
     return Suite(scale, settings, folder, Path(results), read_choice(folder) or Precision.auto)
 
 
-def find_artefacts(names: Sequence[str] = ()) -> list[Artefact]:
-    """The artefacts of these names, in their order; none: all of them."""
-    return [artefact for artefact in ARTEFACTS if not names or artefact.name in names]
+def find_artefacts(names: Sequence[str]) -> list[Artefact]:
+    """The artefacts of these names, in their order."""
+    return [artefact for artefact in (*ARTEFACTS, LADDER) if artefact.name in names]
 
 
 def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
@@ -173,8 +183,8 @@ def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:
     """Of every artefact and seed of pretraining, by seed."""
     seeded: dict[int | None, list[Demand]] = {}
     for artefact in artefacts:
-        for seed in suite.list_seeds(artefact.name):
-            for demand in artefact.demands:
+        for demand in artefact.demands:
+            for seed in suite.list_seeds(artefact.name, demand.model):
                 model = demand.model if seed is None else replace(demand.model, seed=seed)
                 seeded.setdefault(seed, []).append(replace(demand, model=model))
     return [demand for seed in sorted(seeded, key=lambda seed: seed or 0) for demand in seeded[seed]]
@@ -184,6 +194,11 @@ def _list_steps_of(model: Model, tasks: Mapping[int, Iterable[str]], ranked: int
     """``tasks`` by the checkpoint that is fine-tuned on them; ``ranked``: the checkpoint whose rank is measured."""
     finetunings = [Step(Kind.finetuning, model, samples, tuple(found)) for samples, found in tasks.items()]
     return [Step(Kind.pretraining, model), *finetunings, *([Step(Kind.rank, model, ranked)] if ranked else [])]
+
+
+def list_stems(model: Model) -> list[str]:
+    """The names by which settings know its overlays."""
+    return [Path(path).stem for path in model.overlays]
 
 
 def list_checkpoints(config: PretrainingConfig) -> list[int]:

@@ -6,7 +6,7 @@ import torch
 from torchmetrics.functional import matthews_corrcoef, pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_f1_score
 
-from maelm_composer.finetuning.metrics import compute_metrics, score_constant
+from maelm_composer.finetuning.metrics import compute_influences, compute_metrics, score_constant
 from maelm_composer.finetuning.tasks import TASKS
 
 
@@ -56,3 +56,38 @@ def test_baselines():
     assert score_constant(TASKS['cola'], np.array([1, 1, 1, 0])) == 0
     assert score_constant(TASKS['stsb'], np.array([1.0, 5.0])) == 0
     assert score_constant(TASKS['squad2'], np.array([True, False, False])) == pytest.approx(2 / 3)
+
+
+def draw_examples(kind, count, generator):
+    """Predictions that are right more often than not."""
+    if kind == 'classification':
+        labels = (generator.random(count) < 0.3).astype(int)
+        return np.where(generator.random(count) < 0.25, 1 - labels, labels), labels
+    labels = generator.integers(0, 11, count) / 2  # similarities come in halves
+    return labels + generator.normal(0, 2, count), labels
+
+
+@pytest.mark.parametrize('name', ['mrpc', 'cola', 'stsb'])
+def test_influences_give_the_variance_that_resampled_examples_give(name):
+    task, generator = TASKS[name], np.random.default_rng(1)
+    predictions, labels = draw_examples(task.kind, 400, generator)
+    found = compute_influences(task, {'dev': predictions}, {'dev': labels})
+    drawn = generator.integers(400, size=(2000, 400))
+    resampled = [compute_metrics(task, {'dev': predictions[rows]}, {'dev': labels[rows]}) for rows in drawn]
+    for metric in task.metrics:
+        assert found[metric].mean() == pytest.approx(0, abs=1e-12)
+        deviation = np.std([metrics[metric] for metrics in resampled])
+        assert found[metric].std() / 20 == pytest.approx(deviation, rel=0.08)
+
+
+def test_influences_of_both_parts_of_mnli_and_of_constant_answers():
+    labels = {'matched': np.array([0, 1, 2, 0]), 'mismatched': np.array([1, 1])}
+    found = compute_influences(
+        TASKS['mnli'], {'matched': np.array([0, 1, 1, 1]), 'mismatched': np.array([1, 0])}, labels
+    )
+    assert found['matched_accuracy'].tolist() == [0.5, 0.5, -0.5, -0.5]
+    assert found['mismatched_accuracy'].tolist() == [0.5, -0.5]
+    for name in ('cola', 'stsb', 'mrpc'):
+        constant = compute_influences(TASKS[name], {'dev': np.zeros(3)}, {'dev': np.array([0, 1, 1])})
+        assert constant[TASKS[name].metrics[-1]].shape == (3,)
+        assert np.isfinite([*constant.values()]).all()

@@ -31,6 +31,7 @@ from maelm_composer.finetuning.sources import load_task_data
 from maelm_composer.finetuning.sweep_worker import Facts, record_failure
 from maelm_composer.finetuning.tasks import TASKS
 from maelm_composer.precision import Speeds
+from maelm_composer.records import unpack_numbers
 
 ROOT = Path(__file__).parents[2]
 OFFICIAL = [name for name, task in TASKS.items() if task.hub is not None]
@@ -43,6 +44,9 @@ def test_every_task_runs_and_learns(name, configure):
     assert set(task.metrics) <= record['metrics'].keys()
     assert record['score'] == record['metrics'][task.metric]
     assert record['score'] > record['baseline'] + 0.1
+    influences = {name: unpack_numbers(text) for name, text in record['influences'].items()}
+    assert influences.keys() == {name for name in task.metrics if not name.endswith('threshold')}
+    assert all(abs(values.mean()) < 1e-3 and len(values) >= 24 for values in influences.values())
     assert record['baseline'] == pytest.approx({'mnli': 1 / 3, 'cola': 0, 'stsb': 0, 'squad2': 1 / 3}.get(name, 0.5))
     assert 0 <= record['padded_share'] < 0.15  # of three batches; real tasks: test_real_tasks.py
     assert (record['steps'], record['train_examples'], record['seed']) == (48, 96, 1)

@@ -18,11 +18,11 @@ import transformers
 from torchmetrics.functional.text import squad
 
 from maelm_composer.finetuning.squad_metric import (
-    evaluate,
     find_best_threshold,
     normalize_answer,
     score_exact,
     score_f1,
+    score_questions,
 )
 
 FOLDER = os.environ.get('MAELM_DATA')
@@ -43,6 +43,10 @@ NORMALIZED = [
     ('the 3½% _x_', '3½ x'),
     ('', ''),
 ]
+
+
+def evaluate(*of_questions):
+    return score_questions(*of_questions)[0]
 
 
 @pytest.mark.parametrize('text, normalized', NORMALIZED)
@@ -110,7 +114,8 @@ def test_the_best_threshold_is_the_best_of_all(seed):
     scores = {
         threshold: np.where(difference > threshold, ~has_answer, raw).mean() for threshold in [-np.inf, *difference]
     }
-    best, threshold = find_best_threshold(raw, difference, has_answer, says_something)
+    threshold, answers = find_best_threshold(raw, difference, has_answer, says_something)
+    best = np.where(answers, raw, ~has_answer).mean()
     assert best == pytest.approx(max(scores.values()), **DIGITS)
     never = best == pytest.approx(scores[-np.inf], **DIGITS)
     assert threshold == 0.0 if never else scores[threshold] == pytest.approx(best, **DIGITS)
@@ -225,3 +230,9 @@ def test_the_whole_dev_set_equals_the_official_rules(has_ties):
             if official is not None:
                 assert score_exact(answer, prediction) == official.compute_exact(answer, prediction)
                 assert score_f1(answer, prediction) == official.compute_f1(answer, prediction)
+
+
+def test_the_scores_of_the_questions_have_the_metrics_as_their_means():
+    metrics, each = score_questions(*draw_set(3))
+    assert each.keys() == {'exact', 'f1', 'best_exact', 'best_f1'}
+    assert {name: values.mean() for name, values in each.items()} == pytest.approx({n: metrics[n] for n in each})

@@ -15,6 +15,7 @@ from maelm_composer.reporting.artefacts import (
     ARTEFACTS,
     DELTAS,
     GLUE_COLUMNS,
+    LADDER,
     MAE_LM,
     ROBERTA,
     Role,
@@ -26,10 +27,10 @@ from maelm_composer.reporting.rows import load_published
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / 'results' / 'paper'
-MODELS = list(dict.fromkeys(demand.model for artefact in ARTEFACTS for demand in artefact.demands))
+MODELS = list(dict.fromkeys(demand.model for artefact in (*ARTEFACTS, LADDER) for demand in artefact.demands))
 
 
-@pytest.mark.parametrize('model', MODELS, ids=lambda model: model.label)
+@pytest.mark.parametrize('model', MODELS, ids=lambda model: model.run_name('small'))
 def test_a_model_is_a_recipe_that_loads_under_the_name_of_its_run(model):
     paths = [str(ROOT / path) for path in ('yamls/small.yaml', *model.overlays)]
     assert load_config(PretrainingConfig, paths).run_name == model.run_name('small')
@@ -58,7 +59,7 @@ def test_artefacts_share_their_runs():
     assert runs['table1'] == {'small', 'small-roberta'}
     assert runs['table1'] < runs['table2']
     assert runs['figure4'] & runs['table2'] == {'small', 'small-encoder_with_mask'}
-    assert set(runs) == set(BUILDERS)
+    assert {*runs, LADDER.name} == set(BUILDERS)
 
 
 def test_tasks_are_those_of_finetuning():

@@ -1,13 +1,16 @@
 """The numbers of tables and curves, checked by hand."""
 
+import json
 import math
 import statistics
 
+import numpy as np
 import pytest
 
 from maelm_composer.errors import InputError
+from maelm_composer.records import pack_numbers
 from maelm_composer.reporting.artefacts import MAE_LM
-from maelm_composer.reporting.estimate import Estimate, estimate, slope_weights
+from maelm_composer.reporting.estimate import Estimate, Term, estimate, slope_weights
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.verdicts import judge_claim
 
@@ -21,12 +24,12 @@ def build(archive):
 def test_models_are_paired_by_pretraining_seed():
     ours = {17: [0.5, 0.6, 0.9], 18: [0.7], 19: [0.8, 0.8]}
     theirs = {19: [0.7], 18: [0.55], 17: [0.4, 0.6]}
-    found = estimate([(1.0, ours), (-1.0, theirs)])
+    found = estimate([Term(1.0, ours), Term(-1.0, theirs)])
     assert found.value == pytest.approx((0.1 + 0.15 + 0.1) / 3)  # of medians
     assert (found.count, found.pretraining_seeds) == (1, 3)
     half = 4.302653 * statistics.stdev([0.1, 0.15, 0.1]) / math.sqrt(3)  # t(0.975, 2)
     assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half), abs=1e-6)
-    assert estimate([(1.0, ours), (-1.0, {18: [0.5]})]) == Estimate(pytest.approx(0.2))  # one seed: no interval
+    assert estimate([Term(1.0, ours), Term(-1.0, {18: [0.5]})]) == Estimate(pytest.approx(0.2))  # one seed: no interval
 
 
 def test_what_a_pretraining_seed_lacks_is_named_in_the_cell(archive):
@@ -312,3 +315,23 @@ def test_provenance_stands_in_every_row(full):
         assert trace.hardware == 'Test <CPU> × 2 cores'
         assert trace.training_seconds > 0
         assert trace.device_hours > 0
+
+
+def test_with_influences_the_interval_covers_other_examples(archive):
+    made = archive('small')
+    made.add_everything(seeds=(1,))
+    rows = build(made)
+    generator = np.random.default_rng(0)
+    shared = generator.normal(0, 0.3, 200)  # of MAE-LM's lead, by example: the same for every pretraining seed
+    for path in made.records.rglob('rte-*.json'):
+        record = json.loads(path.read_text())
+        own = generator.normal(0, 0.01, 200) + (shared if record['checkpoint']['run_name'].startswith('small-s') else 0)
+        record['influences'] = {'accuracy': pack_numbers(own - own.mean())}
+        path.write_text(json.dumps(record))
+    covering = build(made)
+    where = ('table1', 'MAE-LM − RoBERTa', 'rte', None)
+    before, after = rows[where], covering[where]
+    assert (before.examples, after.examples, before.value) == (0, 200, after.value)
+    error = math.hypot((before.high - before.low) / 2 / 4.302653, 100 * shared.std(ddof=1) / math.sqrt(200))
+    assert 1.96 < (after.high - after.low) / 2 / error < 2.1
+    assert covering['table1', 'MAE-LM − RoBERTa', 'glue_avg', None].examples == 0  # the other tasks have none

@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
-from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, MAE_LM, ROBERTA
+from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, ROBERTA, RUNGS
 from maelm_composer.suite import steps
+from maelm_composer.suite.cost import count_training_flops
 from maelm_composer.suite.steps import Kind, find_artefacts, list_checkpoints, list_steps, load_suite
 
 SCALES = ('demo', 'small', 'medium', 'base', 'base_pp', 'large_pp')
@@ -47,6 +49,20 @@ def test_pretraining_seeds_are_a_dimension(demo, tmp_path):
     assert len({config.save_folder for config in configs}) == 16
     (first, *_) = [step for step in steps_of(suite, 'table1') if step.kind is Kind.finetuning]
     assert '-s17/samples-' in suite.load_finetuning(first.model, first.samples, first.tasks).checkpoint
+
+
+def test_the_ladder_has_its_own_seeds_at_every_rung_and_its_rungs_cost_what_they_are_called(tmp_path, monkeypatch):
+    monkeypatch.setenv('MAELM_DATA', str(tmp_path))
+    suite = load_suite('ladder', tmp_path)
+    steps = [step for step in list_steps(suite, [LADDER]) if step.kind is Kind.pretraining]
+    counts = Counter(Path(step.model.overlays[0]).stem for step in steps)
+    assert counts == {'3e13': 10, '1e14': 10, '3e14': 6}
+    for rung in RUNGS:
+        mae_lm, roberta = suite.load_pretraining(rung.mae_lm), suite.load_pretraining(rung.roberta)
+        assert count_training_flops(roberta) == pytest.approx(rung.flops, rel=0.01)
+        assert dataclasses.replace(mae_lm.model, decoder=None) == roberta.model
+        assert mae_lm.model.decoder.hidden_size == mae_lm.model.hidden_size
+        assert (mae_lm.training, mae_lm.optimizer, mae_lm.data) == (roberta.training, roberta.optimizer, roberta.data)
 
 
 def test_what_two_artefacts_share_stands_there_once(demo):
@@ -117,12 +133,8 @@ def test_bad_input_is_one_clear_line(demo, tmp_path, monkeypatch):
     monkeypatch.setattr(
         steps, 'load_config', lambda *_: dataclasses.replace(demo.settings, pretraining_seeds_of={'table9': [1]})
     )
-    with pytest.raises(InputError, match='pretraining_seeds_of names table9: the artefacts are table1, table2'):
+    with pytest.raises(InputError, match='names table9: the artefacts and overlays are table1, table2'):
         load_suite('demo')
-    monkeypatch.undo()
-    settings = dataclasses.replace(demo.settings, pretraining=['yamls/small.yaml'])
-    with pytest.raises(InputError, match='names the run small, but its records are looked for as demo'):
-        dataclasses.replace(demo, settings=settings).load_pretraining(MAE_LM)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match='in the checkout of the source: start there'):
         load_suite('demo')

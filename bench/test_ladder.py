@@ -1,0 +1,17 @@
+"""The ladder: both models against the compute of pretraining."""
+
+from collections.abc import Callable
+
+from maelm_composer.reporting.artefacts import RUNGS
+from maelm_composer.suite.cost import count_training_flops
+from maelm_composer.suite.steps import Suite
+
+
+def test_ladder(make: Callable, suite: Suite) -> None:
+    rows = make('ladder')
+    for column in ('eval_loss', 'rank_real', 'rank_with_masks', 'rank_masks', 'departure', 'quick_avg'):
+        for model in ('MAE-LM', 'RoBERTa'):
+            found = [float(row['x']) for row in rows if (row['row'], row['column']) == (model, column)]
+            assert found == [rung.flops for rung in RUNGS]
+    for rung in RUNGS:  # a rung is called by what RoBERTa costs
+        assert abs(count_training_flops(suite.load_pretraining(rung.roberta)) / rung.flops - 1) < 0.01

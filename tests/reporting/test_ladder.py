@@ -1,0 +1,78 @@
+"""The ladder's rows, from records whose numbers are easy to check by hand."""
+
+import math
+
+import pytest
+
+from maelm_composer.reporting.artefacts import LADDER, RUNGS, Role, tasks_of
+from maelm_composer.reporting.report import build_tables, report
+from maelm_composer.reporting.verdicts import HOLDS
+
+SEEDS = (17, 18, 19)
+
+
+def add_rung(archive, number, seeds=SEEDS):
+    """At rung n MAE-LM is above RoBERTa by 3n points, and in rank by 10n percent, both with a spread over seeds."""
+    rung = RUNGS[number]
+    for nth, seed in enumerate(seeds):
+        for model, lead in ((rung.roberta, 0), (rung.mae_lm, number)):
+            run = f'{model.run_name("ladder")}-s{seed}'
+            archive.add_run(run, eval_loss=5.0 - number - 0.1 * lead + 0.01 * nth, tokens=400 * 128)
+            archive.add_rank(run, lead=2 + lead * (10 + nth) * 5)  # RoBERTa's last layer: 48
+            for task in tasks_of('ladder', (Role.quick,)):
+                archive.add_score(run, task, 1, 0.6 + lead * (0.03 + 0.001 * nth))
+
+
+@pytest.fixture
+def rows(archive):
+    made = archive('ladder')
+    add_rung(made, 0)
+    add_rung(made, 1)
+    return build_tables('ladder', made.results)['ladder']
+
+
+def find(rows, row, column):
+    return {r.x: r for r in rows if (r.row, r.column) == (row, column)}
+
+
+def test_both_models_stand_at_every_rung(rows):
+    assert {x: r.value for x, r in find(rows, 'RoBERTa', 'rank_real').items()} == {3e13: 48, 1e14: 48, 3e14: None}
+    losses = find(rows, 'MAE-LM', 'eval_loss')
+    assert losses[1e14].value == pytest.approx(3.91)
+    assert 'no finished pretraining run ladder-3e14' in losses[3e14].note
+    # The loss falls by 0.01 a batch of two rows: the window that is a nat below the first, of 20, ends 100 later.
+    assert find(rows, 'MAE-LM', 'departure')[3e13].value == pytest.approx((20 + 100) * 2 * 128, abs=2 * 128)
+
+
+def test_differences_are_paired_and_their_growth_is_per_decade(rows):
+    gaps = find(rows, 'MAE-LM − RoBERTa', 'real_rank_excess')
+    assert (gaps[3e13].value, gaps[3e13].p) == (0, 1)
+    assert gaps[1e14].value == pytest.approx(100 * 55 / 48)
+    assert gaps[1e14].verdict.startswith(HOLDS)
+    assert gaps[1e14].paper == pytest.approx(100 * (491 / 462 - 1), abs=0.01)
+    decade = math.log10(1e14 / 3e13)
+    for column, step in (('real_rank_excess', 100 * 55 / 48), ('quick_avg', 3.1)):
+        (trend,) = find(rows, 'MAE-LM − RoBERTa, change with ten times the compute', column).values()
+        assert trend.value == pytest.approx(step / decade)
+        assert trend.low < trend.value < trend.high
+        assert trend.pretraining_seeds == 3
+
+
+def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):
+    made = archive('ladder')
+    add_rung(made, 0)
+    path = made.records / 'pretraining' / 'ladder-3e13-s17.csv'
+    lines = path.read_text().splitlines()
+    path.write_text('\n'.join(lines[:50]) + '\n')
+    rows = build_tables('ladder', made.results)['ladder']
+    trends = [r for r in rows if 'ten times' in r.row]
+    assert {r.note for r in trends} == {'a slope needs two rungs'}
+    assert find(rows, 'MAE-LM', 'departure')[3e13].value == math.inf
+
+
+def test_the_scale_of_the_ladder_has_one_artefact(archive):
+    made = archive('ladder')
+    add_rung(made, 0)
+    page = report('ladder', made.results)
+    assert {path.name for path in page.parent.glob('*.csv')} == {f'{LADDER.name}.csv'}
+    assert (page.parent / 'ladder.svg').is_file()
