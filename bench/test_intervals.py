@@ -1,0 +1,96 @@
+"""How often an interval of MAE-LM − RoBERTa covers the truth: simulated, since no experiment knows the truth.
+
+    pytest -s bench/test_intervals.py [--record]        a minute or two; with --record: intervals.csv in the results
+
+Two models of equal worth are pretrained with a few seeds, paired, and scored on one development set. An example is
+answered rightly with the logistic of its difficulty, of what the model makes of it, of the seed's luck and of what that
+seed makes of that example. The truth is about other seeds and other examples, and is zero.
+"""
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maelm_composer.records import write_text
+from maelm_composer.statistics import TAILS, estimate_contrast, estimate_mean, measure_example_variance
+
+EXPERIMENTS, RESAMPLES = 2000, 500
+# Standard deviations in logits: of a seed's luck, of what a model makes of an example, of what a seed makes of it.
+WORLDS = {'seeds differ most': (0.25, 0.3, 1.0), 'both': (0.1, 0.8, 1.0), 'examples differ most': (0.02, 1.2, 0.5)}
+Interval = tuple[float | None, float | None]
+
+
+def draw_differences(generator: np.random.Generator, seeds: int, examples: int, world: str) -> np.ndarray:
+    """(seeds, examples): 1 where only the one model is right, -1 where only the other is."""
+    of_seed, of_model, of_both = WORLDS[world]
+    difficulty = generator.normal(1.5, 2.0, examples)
+    answers = []
+    for _ in range(2):
+        logits = difficulty + generator.normal(0, of_model, examples) + generator.normal(0, of_seed, (seeds, 1))
+        logits += generator.normal(0, of_both, (seeds, examples))
+        answers.append(generator.random((seeds, examples)) < 1 / (1 + np.exp(-logits)))
+    return answers[0].astype(float) - answers[1]
+
+
+def resample(found: np.ndarray, of_seeds: np.ndarray, of_examples: np.ndarray | None) -> Interval:
+    """Percentiles of the mean over resamples, (R, seeds) and (R, examples) of weights that sum to one."""
+    by_seed = found.mean(1)[:, None] if of_examples is None else found @ of_examples.T
+    means = (of_seeds.T * by_seed).sum(0)
+    low, high = np.percentile(means, TAILS)
+    return float(low), float(high)
+
+
+def estimate_crossed(found: np.ndarray) -> Interval:
+    influences = found - found.mean(1, keepdims=True)
+    variance = measure_example_variance([(1.0, influences)])
+    interval = estimate_contrast([(1.0, found.mean(1))], [(variance, found.shape[1])])
+    return interval.low, interval.high
+
+
+def estimate_by_seeds(found: np.ndarray) -> Interval:
+    interval = estimate_mean(found.mean(1))
+    return interval.low, interval.high
+
+
+def measure_coverage(seeds: int, examples: int, world: str) -> dict[str, float]:
+    """By method, the share of the simulated experiments whose interval holds zero."""
+    generator = np.random.default_rng([seeds, examples, list(WORLDS).index(world)])
+    of_seeds, of_examples = (generator.multinomial(n, [1 / n] * n, RESAMPLES) / n for n in (seeds, examples))
+    methods: dict[str, Callable[[np.ndarray], Interval]] = {
+        'bootstrap over seeds': lambda found: resample(found, of_seeds, None),
+        't over seeds': estimate_by_seeds,
+        'Multi-Bootstrap over seeds and examples': lambda found: resample(found, of_seeds, of_examples),
+        't over seeds, with the variance of examples (used)': estimate_crossed,
+    }
+    covered = dict.fromkeys(methods, 0)
+    for _ in range(EXPERIMENTS):
+        found = draw_differences(generator, seeds, examples, world)
+        for name, method in methods.items():
+            low, high = method(found)
+            assert low is not None
+            assert high is not None
+            covered[name] += low <= 0 <= high
+    return {name: count / EXPERIMENTS for name, count in covered.items()}
+
+
+def test_coverage(request: pytest.FixtureRequest) -> None:
+    rows = []
+    for seeds in (3, 5):
+        for world in WORLDS:
+            shares = measure_coverage(seeds, 872, world)
+            rows += [
+                {'seeds': seeds, 'examples': 872, 'world': world, 'interval': name, 'coverage': round(share, 3)}
+                for name, share in shares.items()
+            ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows)
+    print('', text.getvalue(), sep='\n')
+    if request.config.getoption('--record'):
+        write_text(Path(request.config.getoption('--results'), 'intervals.csv'), text.getvalue())
+    assert all(row['coverage'] >= 0.9 for row in rows if row['interval'].endswith('(used)'))
