@@ -91,7 +91,7 @@ def test_initial_weights(config):
             assert (module.bias == 0).all(), name
         elif isinstance(getattr(module, 'weight', None), torch.Tensor):
             weight = module.weight
-            assert abs(float(weight.std()) / 0.03 - 1) < 4 / (2 * weight.numel()) ** 0.5, name
+            assert abs(float(weight.detach().std()) / 0.03 - 1) < 4 / (2 * weight.numel()) ** 0.5, name
             assert abs(float(weight.mean())) < 4 * 0.03 / weight.numel() ** 0.5, name
             seen.add(type(module).__name__)
             if getattr(module, 'bias', None) is not None:
