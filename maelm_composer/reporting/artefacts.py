@@ -162,7 +162,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
         'figure3',
         'Figure 3: accuracy of intermediate checkpoints over pretraining time',
         "MAE-LM reaches RoBERTa's final accuracy in less pretraining time",
-        (Demand(MAE_LM, (Role.mnli,), every_checkpoint=True), Demand(ROBERTA, (Role.mnli,))),
+        tuple(Demand(model, (Role.mnli,), every_checkpoint=True) for model in _BOTH),
     ),
     Artefact(
         'figure4',
@@ -233,6 +233,13 @@ _LABELS = {
     'pretrained': 'after pretraining',
     'eval_loss': 'validation loss',
     'train_loss': 'training loss',
+    'mnli': 'after MNLI',
+    'squad2': 'after SQuAD 2.0',
+    'rank after mnli': 'rank after MNLI',
+    'rank during mnli': 'rank during MNLI',
+    'hours': 'pretraining time',
+    'flops': 'FLOPs of pretraining',
+    'samples': 'rows of pretraining',
     'quick_avg': 'mean of ' + ', '.join(c.label for c in QUICK_COLUMNS),
     'real_rank_excess': "rank, input without [MASK], in % of RoBERTa's",
     'departure': 'tokens until the training loss is 1 nat below its beginning',
@@ -272,8 +279,9 @@ def find_artefact(name: str) -> Artefact:
 
 
 def label_of(name: str) -> str:
-    """How a reader is shown the score ``name``; any other name is shown as it is."""
-    return _LABELS.get(name, name)
+    """How a reader is shown the score ``name``, or what stands before its first comma; any other name as it is."""
+    first, comma, rest = name.partition(',')
+    return _LABELS.get(name, _LABELS.get(first, first) + comma + rest)
 
 
 def average_column(scale: str) -> Column:

@@ -180,15 +180,15 @@ DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure]] = {
 }
 
 
-def write_figure(folder: Path, name: str, rows: Sequence[Row]) -> bytes | None:
-    """Draw ``name`` into ``folder`` as .png and .svg; returns the SVG. None, and no file, where no row has a value."""
+def write_figure(folder: Path, name: str, draw: Callable[[], Figure] | None) -> bytes | None:
+    """Draw ``name`` into ``folder`` as .png and .svg; returns the SVG. Without ``draw`` the files are removed: None."""
     paths = [folder / f'{name}.{suffix}' for suffix in ('png', 'svg')]
-    if not any(r.value is not None and r.x is not None for r in rows):
+    if draw is None:
         for path in paths:
             path.unlink(missing_ok=True)
         return None
     with matplotlib.rc_context(SETTINGS):
-        figure = DRAWINGS[name](rows)
+        figure = draw()
         for path, metadata in zip(paths, ({'Software': None}, {'Date': None, 'Creator': None}), strict=True):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata)
@@ -224,6 +224,11 @@ def _finish(panel: Axes, title: str, x_label: str, y_label: str, whole: bool = T
     panel.set_ylabel(y_label)
     if whole:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.ticklabel_format(axis='y', useOffset=False)
+    if y_label.endswith('[%]'):  # less than a point is not to look like much
+        low, high = panel.get_ylim()
+        if high - low < 1:
+            panel.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)
     if y_label.endswith('rank'):
         panel.yaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.get_legend_handles_labels()[0]:

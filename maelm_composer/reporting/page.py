@@ -1,16 +1,18 @@
 """Rows and figures -> one HTML file that needs nothing else: no script, no font, no network."""
 
 import base64
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
 from maelm_composer.reporting.artefacts import DEMO, SETTINGS, Artefact, find_artefact, label_of
+from maelm_composer.reporting.findings import describe_findings
+from maelm_composer.reporting.grid import format_interval, format_number, render_grid
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.verdicts import NOT_COMPARABLE, WORDS, is_comparable
+from maelm_composer.reporting.verdicts import NOT_COMPARABLE, is_claim, is_comparable
 
-DIGITS = {'percent': 1, 'points': 1, 'rank': 1, 'share': 3, 'hours': 3, 'nats': 3, 'degrees': 1}
-COLUMNS = ('', 'score', 'paper', 'ours', 'difference', '95 % interval', 'verdict')
+SIGNED = ('points', 'rank', 'percent')
+CLAIMS = 'claims'  # the figure of all of them
+COLUMNS = ('', 'score', 'paper', 'ours', '95 % interval', 'could have seen', 'verdict')
 NUMBERS = COLUMNS[2:6]
 
 STYLE = """
@@ -36,8 +38,10 @@ figure.narrow img { max-width: 34rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; white-space: nowrap; }
-td.number { text-align: right; white-space: nowrap; }
-th.number { text-align: right; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+table.grid { width: auto; } table.grid th:first-child { position: sticky; left: 0; background: var(--back); }
+td.best { font-weight: 700; } td[title] { cursor: help; }
+figcaption { max-width: 60rem; font-size: .9rem; }
 tr.claims { background: var(--card); }
 .holds { color: var(--good); } .fails { color: var(--bad); } .undecided, .no-difference { color: var(--open); }
 summary { cursor: pointer; padding: .3rem 0; }
@@ -46,34 +50,40 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; fon
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 640px) {
   body { font-size: 15px; }
-  thead { display: none; }
-  table, tbody, tr, td { display: block; width: 100%; }
-  tr { border: 1px solid var(--line); border-radius: 6px; margin: .6rem 0; padding: .3rem .2rem; }
-  td, td.number { border: 0; padding: .1rem .6rem; text-align: left; white-space: normal; }
-  td.number { display: inline-block; width: auto; }
-  td[data-name]:not([data-name=""])::before { content: attr(data-name) ": "; color: var(--soft); }
-  td:empty { display: none; }
+  .list thead { display: none; }
+  .list, .list tbody, .list tr, .list td { display: block; width: 100%; }
+  .list tr { border: 1px solid var(--line); border-radius: 6px; margin: .6rem 0; padding: .3rem .2rem; }
+  .list td, .list td.number { border: 0; padding: .1rem .6rem; text-align: left; white-space: normal; }
+  .list td.number { display: inline-block; width: auto; }
+  .list td[data-name]:not([data-name=""])::before { content: attr(data-name) ": "; color: var(--soft); }
+  .list td:empty { display: none; }
   dl { grid-template-columns: 1fr; } dt { margin-top: .4rem; }
+}
+@media print {
+  :root { color-scheme: light; --ink: #000; --soft: #444; --line: #bbb; --back: #fff; --card: #f5f6f8; }
+  body { max-width: none; font-size: 11px; padding: 0; } nav { display: none; }
+  section, figure, tr { break-inside: avoid; } .scroll { overflow: visible; }
 }
 """
 
 
-def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mapping[str, bytes]) -> str:
+def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mapping[str, bytes], cost: str) -> str:
     """The page of one scale.
 
     Args:
         tables: artefact name -> rows
-        pictures: artefact name -> SVG
+        pictures: artefact name -> SVG; that of all claims is called :data:`CLAIMS`
+        cost: a sentence on what the records cost
     """
     artefacts = [find_artefact(name) for name in tables]
     body = [
         f'<h1>MAE-LM at scale <code>{escape(scale)}</code>: what the recorded runs show</h1>',
         '<p>Reproduction of <a href="https://arxiv.org/abs/2302.02060">Representation Deficiency in Masked Language '
-        'Modeling</a>. Every number is computed from the committed records; the verdicts are about the claims.</p>',
+        'Modeling</a>. Every number is computed from the committed records.</p>',
         _describe_scale(scale),
-        '<p class="note">A score is the mean over pretraining seeds of the median over fine-tuning seeds. Intervals '
-        'are 95 % t intervals over pretraining seeds, by which models are paired; a number without one rests on a '
-        'single pretraining seed. They cover another run on the same development sets, not other examples.</p>',
+        _render_findings(tables),
+        f'<p class="note">{escape(cost)}</p>',
+        _render_picture('Every claim: difference, interval, margin, the paper’s value', pictures.get(CLAIMS), LEGEND),
         '<nav>' + ''.join(f'<a href="#{a.name}">{escape(a.title.split(":")[0])}</a>' for a in artefacts) + '</nav>',
         *(_render_artefact(a, tables[a.name], pictures.get(a.name)) for a in artefacts),
         _render_provenance([row for rows in tables.values() for row in rows]),
@@ -85,6 +95,35 @@ def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mappi
         + '\n'.join(body)
         + '\n</body>\n</html>\n'
     )
+
+
+LEGEND = (
+    'Line: 95 % interval. Filled: from several pretraining seeds; hollow: from one, so without an interval. Grey bar: '
+    'the margin within which a difference is none. Orange: the paper’s difference, of its base setting. Green circle: '
+    'holds; red cross: fails; blue square: no difference; grey: undecided.'
+)
+NOTE = (
+    '<p class="note">A score is the mean over pretraining seeds of the median over fine-tuning seeds; models are '
+    'paired by pretraining seed, and by example where the records hold what that needs. Intervals are 95 %: of scores '
+    'they are about other seeds and, by the column <code>examples</code> of the CSV files, about other examples; of '
+    'all else about other seeds. A claim holds or fails where p &lt; 0.05, by Holm’s correction where it is one of several. '
+    '“Could have seen” is the true difference that as many seeds would find in four of five experiments.</p>\n'
+)
+
+
+def _render_findings(tables: Mapping[str, Sequence[Row]]) -> str:
+    found = describe_findings(tables)
+    items = ''.join(f'<li><strong>{escape(title)}.</strong> {escape(text)}</li>' for title, text in found)
+    return f'<section id="findings">\n<h2>What was found</h2>\n<ul>{items}</ul>\n{NOTE}</section>' if found else ''
+
+
+def _render_picture(title: str, picture: bytes | None, legend: str = '', kind: str = '') -> str:
+    if picture is None:
+        return ''
+    encoded = base64.b64encode(picture).decode()
+    caption = f'<figcaption class="note">{escape(legend)}</figcaption>' if legend else ''
+    image = f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{encoded}">'
+    return f'<figure class="{kind}">{image}{caption}</figure>'
 
 
 def _describe_scale(scale: str) -> str:
@@ -107,71 +146,57 @@ def _render_artefact(artefact: Artefact, rows: Sequence[Row], picture: bytes | N
         f'<p class="claim">Claim: {escape(artefact.claim)}.</p>',
     ]
     if not is_comparable(rows[0].scale):
-        parts.append(f'<p class="note">Our numbers are {NOT_COMPARABLE}.</p>')
-    if picture is not None:
-        encoded = base64.b64encode(picture).decode()
-        shape = ' class="narrow"' if artefact.name == 'training' else ''
-        parts.append(
-            f'<figure{shape}><img alt="{escape(artefact.title)}" src="data:image/svg+xml;base64,{encoded}"></figure>'
-        )
-    claims = [row for row in rows if _is_claim(row)]
-    values = [row for row in rows if row.value is not None and not _is_claim(row)]
-    if claims:
-        parts.append(_render_table(claims, 'claims'))
+        parts.append(f'<p class="note">Our numbers are {NOT_COMPARABLE}, which stand beside them, small.</p>')
+    parts.append(_render_picture(artefact.title, picture, kind='narrow' if artefact.name == 'training' else ''))
+    claims = [row for row in rows if is_claim(row)]
+    values = [row for row in rows if row.value is not None and not is_claim(row)]
     points = [row for row in values if picture is not None and row.x is not None]
     if plain := [row for row in values if row not in points]:
-        parts.append(_render_table(plain))
+        parts.append(render_grid(plain))
+    if claims:
+        parts.append(_render_claims(claims))
     if points:
-        parts.append(
-            f'<details><summary>The {len(points)} points of the figure</summary>{_render_table(points)}</details>'
-        )
+        grid = render_grid(points)
+        parts.append(f'<details><summary>The {len(points)} points of the figure</summary>{grid}</details>')
     parts.append(_render_missing([row for row in rows if row.value is None]))
     return '\n'.join(parts) + '\n</section>'
 
 
-def _is_claim(row: Row) -> bool:
-    return row.value is not None and row.verdict.startswith(WORDS)
-
-
-def _render_table(rows: Sequence[Row], kind: str = '') -> str:
-    """A table of the columns that some row fills."""
-    lines = [_render_cells(row, is_claim=kind == 'claims') for row in rows]
+def _render_claims(rows: Sequence[Row]) -> str:
+    """A line for each claim, with the columns that some row fills."""
+    lines = [_list_cells(row) for row in rows]
     used = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
     head = ''.join(f'<th{_class_of(i)}>{COLUMNS[i]}</th>' for i in used)
     body = '\n'.join(
-        f'<tr class="{kind}">'
+        '<tr class="claims">'
         + ''.join(f'<td{_class_of(i)} data-name="{COLUMNS[i]}">{line[i]}</td>' for i in used)
         + '</tr>'
         for line in lines
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+    return (
+        f'<div class="scroll"><table class="list"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+    )
 
 
 def _class_of(column: int) -> str:
     return ' class="number"' if COLUMNS[column] in NUMBERS else ''
 
 
-def _render_cells(row: Row, is_claim: bool) -> list[str]:
+def _list_cells(row: Row) -> list[str]:
     """HTML by :data:`COLUMNS`."""
-    is_signed = is_claim and row.unit in ('points', 'rank')
-    where = '' if row.x is None or row.x_unit == 'δ' else f', {row.x_unit} {row.x:g}'
-    bounds = '' if row.low is None else f'{_number(row.low, row.unit)} to {_number(row.high, row.unit)}'
+    is_signed = row.unit.split()[0] in SIGNED
+    where = '' if row.x is None else f', {row.x_unit} {row.x:,g}'
     seeds = f' <small>({row.pretraining_seeds})</small>' if row.pretraining_seeds > 1 else ''
     verdict = _shorten(row.verdict)
     word = verdict.split(':')[0]
-    shown = (
-        f'<strong class="{word.replace(" ", "-")}">{word}</strong>{escape(verdict[len(word) :])}'
-        if is_claim
-        else escape(verdict)
-    )
     return [
         f'<strong>{escape(row.row)}</strong>',
         escape(label_of(row.column) + where),
-        _number(row.paper, row.unit, is_signed),
-        _number(row.value, row.unit, is_signed) + seeds,
-        _number(row.difference, row.unit, is_signed=True),
-        bounds,
-        shown,
+        format_number(row.paper, row.unit, is_signed),
+        format_number(row.value, row.unit, is_signed) + seeds,
+        format_interval(row),
+        format_number(row.detectable, row.unit),
+        f'<strong class="{word.replace(" ", "-")}">{word}</strong>{escape(verdict[len(word) :])}',
     ]
 
 
@@ -217,14 +242,3 @@ def _render_provenance(rows: Sequence[Row]) -> str:
         f'<section id="provenance">\n<h2>Provenance</h2>\n<dl>{"".join(items)}</dl>\n'
         '<p class="note">The CSV files beside this page carry the same for every single number.</p>\n</section>'
     )
-
-
-def _number(value: float | None, unit: str, is_signed: bool = False) -> str:
-    if value is None:
-        return ''
-    if math.isinf(value):
-        return 'never' if value > 0 else '−∞'
-    sign = '+' if is_signed else ''
-    digits = 0 if unit == 'rank' and value == int(value) else DIGITS.get(unit)
-    text = f'{value:{sign}.4g}' if digits is None else f'{value:{sign}.{digits}f}'
-    return text.replace('-', '−')

@@ -1,18 +1,22 @@
 """Records -> tables, figures and one page. Needs no torch, and changes nothing when repeated."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from maelm_composer.records import write_text
 from maelm_composer.reporting.artefacts import artefacts_of
 from maelm_composer.reporting.curves import build_figure1, build_figure4, build_figure5, build_subspace, build_training
-from maelm_composer.reporting.evidence import load_evidence
+from maelm_composer.reporting.evidence import Evidence, load_evidence
 from maelm_composer.reporting.figures import DRAWINGS, write_figure
+from maelm_composer.reporting.findings import describe_cost
+from maelm_composer.reporting.forest import draw_forest
 from maelm_composer.reporting.ladder import build_ladder
-from maelm_composer.reporting.page import render_page
+from maelm_composer.reporting.page import CLAIMS, render_page
 from maelm_composer.reporting.race import build_figure3
 from maelm_composer.reporting.rows import Row, load_published, write_rows
 from maelm_composer.reporting.tables import Book, build_table1, build_table2, build_table3
+from maelm_composer.reporting.verdicts import is_claim
 
 BUILDERS: dict[str, Callable[[Book], list[Row]]] = {
     'table1': build_table1,
@@ -37,18 +41,29 @@ def report(scale: str, results: Path) -> Path:
         InputError: no records, or records that contradict each other.
     """
     folder = results / scale
-    tables = build_tables(scale, results)
-    pictures = {}
+    evidence = load_evidence(folder, scale)
+    tables = _build(evidence)
+    drawn = {
+        name: partial(DRAWINGS[name], rows)
+        for name, rows in tables.items()
+        if name in DRAWINGS and any(row.value is not None and row.x is not None for row in rows)
+    }
+    if any(is_claim(row) for rows in tables.values() for row in rows):
+        drawn[CLAIMS] = partial(draw_forest, tables)
+    pictures = {name: picture for name in (*tables, CLAIMS) if (picture := write_figure(folder, name, drawn.get(name)))}
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)
-        if name in DRAWINGS and (picture := write_figure(folder, name, rows)):
-            pictures[name] = picture
     page = folder / 'report.html'
-    write_text(page, render_page(scale, tables, pictures))
+    write_text(page, render_page(scale, tables, pictures, describe_cost(evidence)))
     return page
 
 
 def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
-    """Rows of every artefact, that the scale has."""
-    found = load_evidence(results / scale, scale), load_published(PUBLISHED)
-    return {artefact.name: BUILDERS[artefact.name](Book(artefact.name, *found)) for artefact in artefacts_of(scale)}
+    """Rows of every artefact that the scale has."""
+    return _build(load_evidence(results / scale, scale))
+
+
+def _build(evidence: Evidence) -> dict[str, list[Row]]:
+    published = load_published(PUBLISHED)
+    artefacts = artefacts_of(evidence.scale)
+    return {found.name: BUILDERS[found.name](Book(found.name, evidence, published)) for found in artefacts}

@@ -47,6 +47,7 @@ class Row:
     examples: int = 0
     p: float | None = None
     detectable: float | None = None
+    margin: float | None = None  # of a claim: a smaller difference is none
     paper: float | None = None
     difference: float | None = None
     verdict: str = ''

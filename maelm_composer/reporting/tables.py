@@ -98,7 +98,8 @@ class Book:
                 verdict = judge_claim(self.scale, known, expects_more, margin, len(found))
             # A rank is a number of the model's dimensions, which are fewer below base.
             is_compared = unit != RANK or is_comparable(self.scale)
-            rows.append(self._row((row, column, unit), cell, known, paper, verdict, is_compared))
+            made = self._row((row, column, unit), cell, known, paper, verdict, is_compared)
+            rows.append(replace(made, margin=None if known is None else margin))
         return rows
 
     def _row(

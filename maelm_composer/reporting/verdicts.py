@@ -2,6 +2,7 @@
 
 from maelm_composer.reporting.artefacts import DEMO, SETTINGS
 from maelm_composer.reporting.estimate import Estimate
+from maelm_composer.reporting.rows import Row
 from maelm_composer.statistics import LEVEL
 
 NOT_COMPARABLE = "not comparable with the paper's absolute numbers"
@@ -9,6 +10,11 @@ HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no differen
 # Stated before anything was measured: a smaller difference is none.
 MARGIN_POINTS = 1.0
 MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
+
+
+def is_claim(row: Row) -> bool:
+    """Whether ``row`` is judged: a difference, a slope or a share that the paper says something of."""
+    return row.value is not None and row.verdict.startswith(WORDS)
 
 
 def is_comparable(scale: str) -> bool:
