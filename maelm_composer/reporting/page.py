@@ -106,8 +106,8 @@ NOTE = (
     '<p class="note">A score is the mean over pretraining seeds of the median over fine-tuning seeds; models are '
     'paired by pretraining seed, and by example where the records hold what that needs. Intervals are 95 %: of scores '
     'they are about other seeds and, by the column <code>examples</code> of the CSV files, about other examples; of '
-    'all else about other seeds. A claim holds or fails where p &lt; 0.05, by Holm’s correction where it is one of several. '
-    '“Could have seen” is the true difference that as many seeds would find in four of five experiments.</p>\n'
+    'all else about other seeds. A claim holds or fails where p &lt; 0.05, by Holm’s correction where it is one of '
+    'several. “Could have seen” is the true difference that as many seeds would find in four of five experiments.</p>\n'
 )
 
 
