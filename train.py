@@ -14,6 +14,9 @@ from maelm_composer.stack import warn_of_untested_torch
 
 def main(arguments: list[str]) -> None:
     """Files are merged in their order, then the ``key=value`` pairs; the same command resumes a stopped pretraining."""
+    if {'-h', '--help'} & set(arguments):
+        print(__doc__)
+        return
     recipes, overrides = split_arguments(arguments)
     with one_line_errors():
         if not recipes:

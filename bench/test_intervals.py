@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from maelm_composer.records import write_text
-from maelm_composer.statistics import TAILS, estimate_contrast, estimate_mean, measure_example_variance
+from maelm_composer.statistics import estimate_contrast, estimate_mean, measure_example_variance
 
-EXPERIMENTS, RESAMPLES = 2000, 500
+EXPERIMENTS, RESAMPLES, TAILS = 2000, 500, (2.5, 97.5)
 # Standard deviations in logits: of a seed's luck, of what a model makes of an example, of what a seed makes of it.
 WORLDS = {'seeds differ most': (0.25, 0.3, 1.0), 'both': (0.1, 0.8, 1.0), 'examples differ most': (0.02, 1.2, 0.5)}
 Interval = tuple[float | None, float | None]

@@ -16,6 +16,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from maelm_composer import __version__
 from maelm_composer.config import CorpusConfig, FinetuningConfig, Implementation, Precision
 from maelm_composer.errors import InputError, one_line_errors
 from maelm_composer.recipe import load_config, split_arguments
@@ -34,6 +35,19 @@ def main() -> None:
     """Entry point: bad input is one line on standard error and exit code 2."""
     with one_line_errors():
         app()
+
+
+def _tell_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f'maelm-composer {__version__}')
+        raise typer.Exit
+
+
+@app.callback()
+def _begin(
+    version: Annotated[bool, typer.Option('--version', callback=_tell_version, is_eager=True, help='And end.')] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -78,15 +92,19 @@ def shards(
 def runs(
     folders: Annotated[list[str], typer.Argument(metavar='FOLDER...', help='Save folders, local or s3://.')],
 ) -> None:
-    """Compare pretraining runs: validation loss, steps, speed, and where their logs are."""
+    """Compare pretraining runs: validation loss, steps, speed. Folders without a run, as in ``runs/*``, stand below."""
     from maelm_composer.data.storage import join, read_file
 
-    layout = '{:24} {:9} {:>15} {:>9} {:>8} {:>9} {:>9}  {}'.format
-    print(layout('run', 'status', 'validation loss', 'accuracy', 'steps', 'tokens/s', 'training', 'log'))
-    for folder in folders:
-        content = read_file(join(folder, 'record.json'))
+    found = {folder: read_file(join(folder, 'record.json')) for folder in folders}
+    no_runs = [folder for folder, content in found.items() if content is None]
+    if len(no_runs) == len(found):
+        raise InputError(f'{no_runs[0]} holds no run: {join(no_runs[0], "record.json")} is not there')
+    width = max(24, *map(len, found))
+    layout = f'{{:{width}}} {{:9}} {{:>15}} {{:>9}} {{:>8}} {{:>9}} {{:>9}}  {{}}'.format
+    print(layout('folder', 'status', 'validation loss', 'accuracy', 'steps', 'tokens/s', 'training', 'run'))
+    for folder, content in found.items():
         if content is None:
-            raise InputError(f'{folder} holds no run: {join(folder, "record.json")} is not there')
+            continue
         record = json.loads(content)
         numbers = ['-'] * 5
         if record['status'] == 'finished':
@@ -97,7 +115,10 @@ def runs(
                 f'{record["tokens_per_second"]:,.0f}',
                 f'{record["training_seconds"]:,.0f} s',
             ]
-        print(layout(record['run_name'], record['status'], *numbers, join(folder, 'metrics.csv')))
+        print(layout(folder, record['status'], *numbers, record['run_name']))
+    print('logs: metrics.csv in each folder')
+    if no_runs:
+        print(f'no runs: {", ".join(no_runs)}')
 
 
 @app.command()

@@ -113,32 +113,68 @@ def _parse_override(override: str) -> Any:
 
 
 def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
-    _reject_unknown(root, OmegaConf.to_container(layer), prefix='', where=where)
+    _reject_unknown(root, root, OmegaConf.to_container(layer), prefix='', where=where)
     try:
         return OmegaConf.merge(base, layer)
     except OmegaConfBaseException as error:
-        key = error.full_key or error.key
-        raise InputError(f'{where}: {key}: {str(error).splitlines()[0]}') from None
+        key, reason = error.full_key or error.key, str(error).splitlines()[0]
+        if 'is not a ListConfig' in reason:
+            reason = f'a list is wanted, as in {key}=[...]'
+        raise InputError(f'{where}: {key}: {reason}') from None
     except TypeError:  # not OmegaConf's own kind of error
         keys = ', '.join(map(str, layer))
         raise InputError(f'{where}: {keys}: a list stands where key: value pairs are wanted') from None
 
 
-def _reject_unknown(node_type: Any, given: Any, prefix: str, where: str) -> None:
-    """Name a key that the dataclass does not have, with the nearest one that it has."""
+def _reject_unknown(root: type, node_type: Any, given: Any, prefix: str, where: str) -> None:
+    """Name a key that the dataclass does not have, with the nearest one that it or ``root`` has."""
     if not dataclasses.is_dataclass(node_type) or not isinstance(given, dict):
         return
     types = {f.name: f.type for f in dataclasses.fields(node_type)}
     for key, value in given.items():
         if key not in types:
-            near = difflib.get_close_matches(str(key), types, n=1, cutoff=0.0)[0]
-            raise InputError(f'{where}: unknown key {prefix}{key}; did you mean {prefix}{near}?')
+            near = _find_nearest(str(key), [f'{prefix}{name}' for name in types], _list_keys(root))
+            hint = f'did you mean {near}?' if near else f'there are {", ".join(f"{prefix}{name}" for name in types)}'
+            raise InputError(f'{where}: unknown key {prefix}{key}; {hint}')
         inner = _dataclass_of(types[key])
         items = [('', item) for item in value] if isinstance(value, list) else [('', value)]
         if isinstance(value, dict) and get_origin(types[key]) is dict:  # its keys are data
             items = [(f'{name}.', item) for name, item in value.items()]
         for name, item in items:
-            _reject_unknown(inner, item, f'{prefix}{key}.{name}', where)
+            _reject_unknown(root, inner, item, f'{prefix}{key}.{name}', where)
+
+
+def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | None:
+    """The known key that may be meant: of the same name in another section, the same initials, or spelled alike.
+
+    Args:
+        beside: the dotted names in the section of ``key``, which come before others.
+    """
+
+    def last_parts(keys: list[str]) -> dict[str, str]:
+        return {name.rpartition('.')[2]: name for name in reversed(keys)}
+
+    for names in (last_parts(beside), last_parts(everywhere)):
+        initials = {''.join(word[0] for word in name.split('_')): name for name in reversed(names) if '_' in name}
+        if key in names:
+            return names[key]
+        if key in initials:
+            return names[initials[key]]
+    for names in (last_parts(beside), last_parts(everywhere)):
+        if close := difflib.get_close_matches(key, names, n=1):
+            return names[close[0]]
+    return None
+
+
+def _list_keys(node_type: Any, prefix: str = '') -> list[str]:
+    """The dotted names of all keys of a dataclass and of those inside; what is below data of the user's is left out."""
+    keys = []
+    for found in dataclasses.fields(node_type):
+        keys.append(f'{prefix}{found.name}')
+        inner = _dataclass_of(found.type)
+        if inner is not None and get_origin(found.type) not in (dict, list):
+            keys += _list_keys(inner, f'{prefix}{found.name}.')
+    return keys
 
 
 def _dataclass_of(annotation: Any) -> Any:

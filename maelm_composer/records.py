@@ -67,6 +67,13 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
+def give_usual_mode(path: Path) -> None:
+    """Readable as any file that this process writes; safetensors lets nobody but the owner read its files."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
 def _git_revision() -> str | None:
     """The source's commit, with ``-dirty`` where files differ from it; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent

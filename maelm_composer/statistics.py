@@ -8,9 +8,6 @@ from scipy import stats
 
 LEVEL = 0.95
 POWER = 0.80
-RESAMPLES = 10_000
-SEED = 17
-TAILS = (2.5, 97.5)  # percentiles: a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -21,30 +18,21 @@ class Summary:
     median: float
     mean: float
     std: float | None
-    low: float | None  # 95 % percentile-bootstrap interval of the median
+    low: float | None  # 95 % interval of the mean, as of :func:`estimate_mean`
     high: float | None
 
 
 def summarize(values: Sequence[float]) -> Summary:
     """Summarize ``values``, one a seed.
 
-    With the protocol's five seeds the interval is the range of the five: a resample has the smallest as its median in
-    5.8 % of cases, more than the 2.5 % that a tail holds. That range covers the true median in 1 - 2/2^5 = 93.75 % of
-    experiments, so it is as good as five values can give, and no better.
-
     Raises:
         ValueError: no values.
     """
     if len(values) == 0:
         raise ValueError('no values')
-    sample = np.asarray(values, dtype=float)
-    if len(sample) == 1:
-        return Summary(1, float(sample[0]), float(sample[0]), None, None, None)
-    drawn = np.random.default_rng(SEED).integers(len(sample), size=(RESAMPLES, len(sample)))
-    low, high = np.percentile(np.median(sample[drawn], axis=1), TAILS)
-    return Summary(
-        len(sample), float(np.median(sample)), float(sample.mean()), float(sample.std(ddof=1)), float(low), float(high)
-    )
+    sample, interval = np.asarray(values, dtype=float), estimate_mean(values)
+    std = float(sample.std(ddof=1)) if len(sample) > 1 else None
+    return Summary(len(sample), float(np.median(sample)), interval.mean, std, interval.low, interval.high)
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,9 @@ def test_a_decoder_can_be_taken_away_and_given_back(load):
         ('masking.mlm_probabilty', 'masking.mlm_probability'),
         ('sed', 'seed'),
         ('trainning', 'training'),
+        ('training.learning_rate', 'optimizer.learning_rate'),
+        ('optimizer.lr', 'optimizer.learning_rate'),
+        ('hidden_sizes', 'model.hidden_size'),
     ],
 )
 def test_an_unknown_key_names_the_nearest(key, near, write, load):
@@ -117,6 +120,8 @@ def test_an_unknown_key_in_a_list_of_sources_is_named(write):
         ('optimizer.learning_rate=fast', "optimizer.learning_rate: Value 'fast'"),
         ('masking.masks_special_tokens=maybe', "masking.masks_special_tokens: Value 'maybe'"),
         ('model.decoder.attention=full', "model.decoder.attention: Invalid value 'full', expected one of"),
+        ('training.loggers=tensorboard', 'training.loggers: a list is wanted, as in training.loggers=[...]'),
+        ('nonsense=1', 'unknown key nonsense; there are run_name, save_folder, seed, data'),
         ('training.loggers=[foo]', "Invalid value 'foo', expected one of [tensorboard, wandb, mlflow]"),
         ('training.loggers=wandb', 'training.loggers: '),
         ('model.hidden_size=null', "model.hidden_size: Incompatible value 'None'"),

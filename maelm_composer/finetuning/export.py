@@ -30,6 +30,7 @@ from maelm_composer.finetuning.tasks import MAX_SIMILARITY, REGRESSION, SPAN
 from maelm_composer.model import modeling_maelm
 from maelm_composer.model.huggingface import export_encoder
 from maelm_composer.recipe import to_plain
+from maelm_composer.records import give_usual_mode
 
 _PREFIXES = {'roberta': 'Roberta', 'mpnet': 'MPNet', 'maelm': 'Maelm'}  # of class names, by model type
 _ENCODER, _CLASSIFIER, _SPAN = 'Model', 'ForSequenceClassification', 'ForQuestionAnswering'  # what follows them
@@ -65,7 +66,7 @@ def export(checkpoint: str, folder: str) -> None:
     try:
         model.save_pretrained(staged, safe_serialization=True)
         write_tokenizer(tokenizer, staged)
-        shutil.copymode(staged / 'config.json', staged / 'model.safetensors')  # safetensors lets only its owner read
+        give_usual_mode(staged / 'model.safetensors')
         if model.config.model_type == 'maelm':
             source = Path(modeling_maelm.__file__)
             shutil.copyfile(source, staged / source.name)

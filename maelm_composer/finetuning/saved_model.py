@@ -19,7 +19,7 @@ from maelm_composer.finetuning.checkpoint import FINETUNED, TOKENIZER, WEIGHTS
 from maelm_composer.finetuning.pretrained import Pretrained
 from maelm_composer.finetuning.tasks import Task
 from maelm_composer.recipe import to_plain
-from maelm_composer.records import write_json
+from maelm_composer.records import give_usual_mode, write_json
 
 
 def save_model(folder: Path, weights: dict[str, Tensor], pretrained: Pretrained, task: Task) -> None:
@@ -34,6 +34,7 @@ def save_model(folder: Path, weights: dict[str, Tensor], pretrained: Pretrained,
     }
     write_json(staged / FINETUNED, description)
     save_file({name: value.contiguous() for name, value in weights.items()}, staged / WEIGHTS, {'format': 'pt'})
+    give_usual_mode(staged / WEIGHTS)
     write_tokenizer(pretrained.tokenizer, staged / TOKENIZER)
     shutil.rmtree(folder, ignore_errors=True)
     staged.rename(folder)

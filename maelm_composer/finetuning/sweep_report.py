@@ -99,7 +99,7 @@ class Progress:
 def print_result(result: SweepResult) -> None:
     """The table of a sweep on standard output, its average, and on standard error each run that failed."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
-    scores = _begin_table('task', right=('runs', 'median', 'mean', 'std', '95 % interval', 'seeds', 'constant'))
+    scores = _begin_table('task', right=('runs', 'median', 'mean', 'std', '95 % of mean', 'seeds', 'constant'))
     points = _begin_table('task', 'metric', right=('lr', 'batch', 'epochs', 'warm-up'), last='other metrics, median')
     for of_task in result.tasks:
         scores.add_row(*_describe_scores(of_task))

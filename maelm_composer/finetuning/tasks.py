@@ -90,6 +90,7 @@ def find_task(name: str | None) -> Task:
     if name is None:
         raise InputError('task is not set: give it in the recipe or as task=rte')
     if name not in TASKS:
-        near = difflib.get_close_matches(name.lower().replace('-', ''), TASKS, n=1, cutoff=0.0)[0]
-        raise InputError(f'unknown task {name}; did you mean {near}? (tasks: {", ".join(TASKS)})')
+        near = difflib.get_close_matches(name.lower().replace('-', ''), TASKS, n=1)
+        hint = f'did you mean {near[0]}? (tasks: {", ".join(TASKS)})' if near else f'the tasks are {", ".join(TASKS)}'
+        raise InputError(f'unknown task {name}; {hint}')
     return TASKS[name]

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from maelm_composer.config import TrainingConfig
 from maelm_composer.errors import InputError
-from maelm_composer.records import write_json
+from maelm_composer.records import give_usual_mode, write_json
 from maelm_composer.training.callbacks import METRICS, TrainingClock
 from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder, refusing_together
 
@@ -130,6 +130,7 @@ class Checkpoints(Callback):
         if dist.get_global_rank() == 0:
             plain = {key.removeprefix('model.'): value.contiguous() for key, value in weights.items()}
             save_file(plain, staged / WEIGHTS, metadata={'format': 'pt'})
+            give_usual_mode(staged / WEIGHTS)
             at = state.timestamp
             seconds = self.clock.seconds
             progress = {'samples': at.sample.value, 'batch': at.batch.value, 'training_seconds': seconds}

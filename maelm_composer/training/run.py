@@ -240,10 +240,11 @@ def _build_loggers(config: PretrainingConfig) -> list[LoggerDestination]:
         if importlib.util.find_spec(logger.name) is None:
             raise InputError(
                 f'training.loggers names {logger.name}, which is not installed: '
-                f'pip install maelm-composer[{logger.name}]'
+                f"in the checkout, pip install -c constraints.txt -e '.[{logger.name}]'"
             )
+    folder = RunFolder(config.save_folder, config.run_name).local
     build: dict[Logger, Callable[[], LoggerDestination]] = {
-        Logger.tensorboard: lambda: TensorboardLogger(log_dir=f'runs/{config.run_name}/tensorboard'),
+        Logger.tensorboard: lambda: TensorboardLogger(log_dir=str(folder / 'tensorboard')),
         Logger.wandb: lambda: WandBLogger(project='maelm-composer', name=config.run_name),
         Logger.mlflow: lambda: MLFlowLogger(experiment_name='maelm-composer', run_name=config.run_name),
     }

@@ -86,6 +86,11 @@ def test_an_unknown_task_names_the_nearest(name, near):
         find_task(name)
 
 
+def test_a_task_unlike_any_gets_no_hint():
+    with pytest.raises(InputError, match=r'^unknown task imdb; the tasks are mnli, qqp'):
+        find_task('imdb')
+
+
 @pytest.mark.parametrize('path', RECIPES, ids=lambda path: path.stem)
 def test_recipes_are_told_apart(path):
     assert is_finetuning([str(path)])

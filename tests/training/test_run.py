@@ -57,6 +57,9 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert pretrain(config)['eval_loss'] == record['eval_loss']  # and one that was lost is made again
     compare_runs([str(folder)])
     assert f'{record["eval_loss"]:.4f}' in capsys.readouterr().out
+    compare_runs(['nowhere', str(folder)])
+    assert 'no runs: nowhere' in capsys.readouterr().out
+    assert all((folder / 'latest' / name).stat().st_mode & 0o777 == 0o644 for name in ('model.safetensors', 'state.pt'))
     with pytest.raises(InputError, match=r'nowhere holds no run'):
         compare_runs(['nowhere'])
 
@@ -202,7 +205,7 @@ def test_a_damaged_checkpoint_is_named(recipe, name):
         ('model.max_seq_len=64', r'model.max_seq_len is 64, .* with 32'),
         ('training.global_train_batch_size=201', r'200 training rows, fewer than .* 201'),
         ('data.remote=nowhere', r'no shards at nowhere'),
-        ('training.loggers=[wandb]', r'pip install maelm-composer\[wandb\]'),
+        ('training.loggers=[wandb]', r'pip install -c constraints.txt -e .\.\[wandb\]'),
         ('training.checkpoints_to_keep=0', r'checkpoints_to_keep 0'),
         ('save_folder=gs://bucket/runs', r'only a local folder or s3'),
     ],
