@@ -100,16 +100,17 @@ def runs(
     if len(no_runs) == len(found):
         raise InputError(f'{no_runs[0]} holds no run: {join(no_runs[0], "record.json")} is not there')
     width = max(24, *map(len, found))
-    layout = f'{{:{width}}} {{:9}} {{:>15}} {{:>9}} {{:>8}} {{:>9}} {{:>9}}  {{}}'.format
-    print(layout('folder', 'status', 'validation loss', 'accuracy', 'steps', 'tokens/s', 'training', 'run'))
+    layout = f'{{:{width}}} {{:9}} {{:>15}} {{:>7}} {{:>9}} {{:>8}} {{:>9}} {{:>9}}  {{}}'.format
+    print(layout('folder', 'status', 'validation loss', 'unigram', 'accuracy', 'steps', 'tokens/s', 'training', 'run'))
     for folder, content in found.items():
         if content is None:
             continue
         record = json.loads(content)
-        numbers = ['-'] * 5
+        numbers = ['-'] * 6
         if record['status'] == 'finished':
             numbers = [
                 f'{record["eval_loss"]:.4f}',
+                '-' if record.get('unigram_entropy') is None else f'{record["unigram_entropy"]:.2f}',
                 f'{record["eval_accuracy"]:.4f}',
                 f'{record["batches"]:,}',
                 f'{record["tokens_per_second"]:,.0f}',

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch.distributed.checkpoint import state_dict
 
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
-from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
+from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest, measure_unigram_entropy
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.lock import hold
@@ -132,6 +132,7 @@ def _train(
         'attention': attention,
         'tokenizer_hash': manifest.tokenizer_hash,
         'flops': plan.flops,
+        'unigram_entropy': measure_unigram_entropy(config.data.remote),
     }
     if checkpoint is not None and checkpoint.samples >= config.training.max_samples:
         folder.forget(checkpoint.state.parent.name)
@@ -267,8 +268,11 @@ def _start_screen(
 
 
 def _summary(config: PretrainingConfig, record: dict[str, Any]) -> str:
+    loss, entropy = record['eval_loss'], record.get('unigram_entropy')
+    nothing = ': it has learned nothing' if entropy is not None and loss >= entropy else ''
+    beside = '' if entropy is None else f' (unigram entropy {entropy:.2f}{nothing})'
     return (
-        f'{config.run_name}: validation loss {record["eval_loss"]:.4f}\n'
+        f'{config.run_name}: validation loss {loss:.4f}{beside}\n'
         f'{record["batches"]:,} steps, {record["samples"]:,} samples\n'
         f'{record["tokens_per_second"]:,.0f} tokens/s, {record["training_seconds"]:,.0f} seconds of training\n'
         f'log and checkpoints: {config.save_folder}'

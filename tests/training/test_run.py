@@ -45,7 +45,8 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     out = capsys.readouterr().out
     assert '16 rows = 1 ranks × 16 rows × 1 accumulated' in out
     assert 'measured' in out
-    assert 'validation loss' in out
+    assert f'validation loss {record["eval_loss"]:.4f}' in out
+    assert f'(unigram entropy {record["unigram_entropy"]:.2f}' in out
     assert pretrain(config) == record  # complete: nothing is done twice
     assert 'is complete' in capsys.readouterr().out
     results = {'samples', 'training_seconds', *(name for name in record if name.startswith('eval'))}
