@@ -160,10 +160,20 @@ class MetricsLog(Callback):
 
 
 class Report(Callback):
-    """One line once the speed is known, and one for each evaluation."""
+    """One line once the speed is known, and one for each evaluation; where the model is compiled, two about that."""
 
-    def __init__(self, say: Callable[[str], None], clock: TrainingClock, log: MetricsLog) -> None:
-        self.say, self.clock, self.log = say, clock, log
+    def __init__(self, say: Callable[[str], None], clock: TrainingClock, log: MetricsLog, compiles: bool) -> None:
+        self.say, self.clock, self.log, self.compiles = say, clock, log, compiles
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self.start = time.monotonic()
+        if self.compiles:
+            self.say('compiling the model in the first step; with no compiled code of it at hand that takes minutes')
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self.compiles:
+            self.say(f'compiled: the first step took {time.monotonic() - self.start:.0f} s')
+            self.compiles = False
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if self.clock.timed_batches == 10:

@@ -174,7 +174,7 @@ def _train(
             clock,
             DivergenceStop(clipping),
             log,
-            Report(say, clock, log),
+            Report(say, clock, log, config.training.compile),
             Checkpoints(folder, clock, config.training),
         ],
         loggers=loggers,

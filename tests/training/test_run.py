@@ -131,6 +131,8 @@ def test_a_run_on_several_ranks_can_be_compiled(recipe, start, sharding, ranks):
     process = start('recipe.yaml', 'run_name=compiled', *changes, ranks=ranks)
     out, _ = process.communicate(timeout=500)
     assert process.returncode == 0, out
+    assert 'compiling the model in the first step' in out
+    assert 'compiled: the first step took' in out
     compiled = json.loads(Path('runs/compiled/record.json').read_text())
     assert compiled['eval_loss'] == pytest.approx(eager['eval_loss'], abs=1e-4)
 
