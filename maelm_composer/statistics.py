@@ -55,25 +55,37 @@ def estimate_mean(values: Sequence[float]) -> MeanInterval:
     return estimate_contrast([(1.0, values)])
 
 
+@dataclass(frozen=True)
+class ExampleVariance:
+    """Of Σ weight × mean over seeds that were all measured on the same examples."""
+
+    own: float  # because the examples are a sample
+    shared: float  # of that, what the variance over seeds holds too: what a seed makes of an example
+    count: int
+
+
 def estimate_contrast(
-    groups: Sequence[tuple[float, Sequence[float]]], examples: Sequence[tuple[float, int]] = ()
+    groups: Sequence[tuple[float, Sequence[float]]], examples: Sequence[ExampleVariance] = ()
 ) -> MeanInterval:
     """Σ weight × mean over ``groups`` (weight, values) that are independent of each other, each with its own variance.
 
     Degrees of freedom are Welch's and Satterthwaite's: n - 1 of one group.
 
     Args:
-        examples: (variance, number) of the samples of examples that the values were measured on, as
-            :func:`measure_example_variance` gives it. Without them the interval is about these very examples.
+        examples: of every sample of examples that the values were measured on. The variance is then that of seeds and
+            examples, their common part counted once, and never below that of either. Without it the interval is about
+            these very examples.
     """
     samples = [(weight, np.asarray(values, dtype=float)) for weight, values in groups]
     mean = float(sum(weight * sample.mean() for weight, sample in samples))
     if any(len(sample) == 1 or not np.isfinite(sample).all() for _, sample in samples):
         return MeanInterval(mean, None, None, None, None)
-    variances = [(weight**2 * float(sample.var(ddof=1)) / len(sample), len(sample) - 1) for weight, sample in samples]
-    variances += [(variance, number - 1) for variance, number in examples]
-    error = sum(variance for variance, _ in variances) ** 0.5
-    freedom = error**4 / sum(variance**2 / n for variance, n in variances) if error else len(samples[0][1]) - 1
+    parts = [(weight**2 * float(sample.var(ddof=1)) / len(sample), len(sample) - 1) for weight, sample in samples]
+    of_seeds, own = sum(part for part, _ in parts), sum(found.own for found in examples)
+    variance = max(of_seeds + own - sum(found.shared for found in examples), of_seeds, own)
+    parts += [(found.own, found.count - 1) for found in examples]
+    error = variance**0.5
+    freedom = variance**2 / sum(part**2 / n for part, n in parts) if error else len(samples[0][1]) - 1
     student = stats.t(freedom)
     half = float(student.ppf((1 + LEVEL) / 2)) * error
     p = 2 * float(student.sf(abs(mean) / error)) if error else float(mean == 0)
@@ -81,12 +93,8 @@ def estimate_contrast(
     return MeanInterval(mean, mean - half, mean + half, p, detectable)
 
 
-def measure_example_variance(groups: Sequence[tuple[float, np.ndarray]]) -> float:
-    """The variance that Σ weight × mean has because its examples are a sample, beside that of its seeds.
-
-    Seeds and examples are crossed: every seed is measured on the same examples. The variance over examples of the mean
-    over seeds holds a part of the seeds' interaction with them, which the variance over seeds holds already, and which
-    is taken off.
+def measure_example_variance(groups: Sequence[tuple[float, np.ndarray]]) -> ExampleVariance:
+    """Of Σ weight × mean; seeds and examples are crossed: every seed is measured on the same examples.
 
     Args:
         groups: (weight, (seeds, examples) influences), independent but for their common examples.
@@ -99,7 +107,7 @@ def measure_example_variance(groups: Sequence[tuple[float, np.ndarray]]) -> floa
         if seeds > 1:
             rest = influences - influences.mean(0) - influences.mean(1, keepdims=True) + influences.mean()
             shared += weight**2 * float((rest**2).sum()) / ((seeds - 1) * (count - 1)) / (seeds * count)
-    return max(0.0, float(np.var(mean, ddof=1)) / count - shared)
+    return ExampleVariance(float(np.var(mean, ddof=1)) / count, shared, count)
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:

@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from maelm_composer.statistics import MeanInterval, estimate_contrast, estimate_mean, measure_example_variance
+from maelm_composer.statistics import (
+    ExampleVariance,
+    MeanInterval,
+    estimate_contrast,
+    estimate_mean,
+    measure_example_variance,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +58,7 @@ def estimate_over_groups(groups: Sequence[tuple[float, Sequence[Term]]]) -> Esti
         estimate_contrast(values, examples),
         min(count_finetunings(terms) for _, terms in groups),
         min(len(of_group) for _, of_group in values),
-        sum(number for _, number in examples),
+        sum(found.count for found in examples),
     )
 
 
@@ -80,8 +86,8 @@ def slope_weights(x: Sequence[float]) -> list[float]:
     return [float(weight) for weight in centred / np.sum(centred**2)]
 
 
-def _measure_examples(groups: Sequence[tuple[float, Sequence[Term]]]) -> list[tuple[float, int]]:
-    """(variance, number) of every sample of examples; none where a term has no influences."""
+def _measure_examples(groups: Sequence[tuple[float, Sequence[Term]]]) -> list[ExampleVariance]:
+    """Of every sample of examples; none where a term has no influences."""
     samples: dict[str, list[tuple[float, np.ndarray]]] = {}
     for weight, terms in groups:
         seeds, of_group = find_common_seeds(terms), dict[str, np.ndarray]()
@@ -92,7 +98,7 @@ def _measure_examples(groups: Sequence[tuple[float, Sequence[Term]]]) -> list[tu
             of_group[term.sample] = of_group.get(term.sample, 0) + influences
         for sample, influences in of_group.items():
             samples.setdefault(sample, []).append((weight, influences))
-    return [(measure_example_variance(found), found[0][1].shape[1]) for found in samples.values()]
+    return [measure_example_variance(found) for found in samples.values()]
 
 
 def _describe(interval: MeanInterval, count: int, pretraining_seeds: int, examples: int = 0) -> Estimate:
