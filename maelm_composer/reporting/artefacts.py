@@ -188,7 +188,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
 LADDER = Artefact(
     'ladder',
     'The ladder: both models against the compute of pretraining',
-    'MAE-LM uses more dimensions for real tokens than RoBERTa, and fine-tunes better; at which compute?',
+    'MAE-LM uses more dimensions for real tokens than RoBERTa, and fine-tunes better',
     tuple(Demand(m, (Role.quick,), rank=True) for rung in RUNGS for m in (rung.roberta, rung.mae_lm)),
 )
 

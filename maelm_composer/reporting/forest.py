@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from maelm_composer.reporting.artefacts import find_artefact, label_of
 from maelm_composer.reporting.rows import Row
+from maelm_composer.reporting.tables import GAP as DIFFERENCE
 from maelm_composer.reporting.verdicts import FAILS, HOLDS, NO_DIFFERENCE, UNDECIDED, is_claim
 
 AXES = {
@@ -68,6 +69,7 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row]) -> None:
 
 
 def name_claim(row: Row) -> str:
-    """Where the claim stands, and which."""
+    """Where the claim stands, and which; MAE-LM − RoBERTa goes without saying."""
+    name = label_of(row.column) if row.row == DIFFERENCE else f'{row.row}, {label_of(row.column)}'
     where = f', {row.x:g} {row.x_unit}' if row.x is not None else ''
-    return f'{find_artefact(row.artefact).title.split(":")[0]}: {row.row}, {label_of(row.column)}{where}'
+    return f'{find_artefact(row.artefact).title.split(":")[0]}: {name}{where}'

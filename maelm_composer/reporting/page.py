@@ -98,7 +98,8 @@ def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mappi
 
 
 LEGEND = (
-    'Line: 95 % interval. Filled: from several pretraining seeds; hollow: from one, so without an interval. Grey bar: '
+    'MAE-LM − RoBERTa, where no other difference is named. Line: 95 % interval. Filled: from '
+    'several pretraining seeds; hollow: from one, so without an interval. Grey bar: '
     'the margin within which a difference is none. Orange: the paper’s difference, of its base setting. Green circle: '
     'holds; red cross: fails; blue square: no difference; grey: undecided.'
 )
