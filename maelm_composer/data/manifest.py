@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,27 +57,11 @@ def load_manifest(remote: str) -> Manifest:
 
 def load_id_counts(remote: str) -> list[int]:
     """How often each id occurs in the training rows, special tokens counted as 0: (V,)."""
-    counts = _read_id_counts(remote)
-    if counts is None:
-        raise InputError(f'{storage.join(remote, ID_COUNTS)} is missing: run `maelm shards` again')
-    return counts
-
-
-def measure_unigram_entropy(remote: str) -> float | None:
-    """In nats, of a training token drawn by its frequency: what a model loses that has learned these and nothing else.
-
-    None of shards that were made before they had counts.
-    """
-    counts = _read_id_counts(remote)
-    if counts is None:
-        return None
-    total = sum(counts)
-    return -sum(count / total * math.log(count / total) for count in counts if count)
-
-
-def _read_id_counts(remote: str) -> list[int] | None:
     content = storage.read_file(storage.join(remote, ID_COUNTS))
-    return None if content is None else json.loads(content)
+    if content is None:
+        raise InputError(f'{storage.join(remote, ID_COUNTS)} is missing: run `maelm shards` again')
+    counts: list[int] = json.loads(content)
+    return counts
 
 
 def save_manifest(remote: str, manifest: Manifest) -> None:

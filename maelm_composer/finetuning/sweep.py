@@ -72,8 +72,9 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     try:
         _, num_gpus = _count_slots(config)
         facts = _inspect_all(config, tasks)
-        choice = choose(config.precision, 'precision') if config.precision is not Precision.auto else None
-        if choice is None:  # measured where the runs will be
+        if config.precision is not Precision.auto:
+            choice = choose(config.precision, 'precision')
+        else:  # measured where the runs will be
             remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
             choice = _get(remote_choose.remote(config, os.getcwd()))
         tell(choice.notice)

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch.distributed.checkpoint import state_dict
 
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
-from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest, measure_unigram_entropy
+from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.lock import hold
@@ -132,7 +132,7 @@ def _train(
         'attention': attention,
         'tokenizer_hash': manifest.tokenizer_hash,
         'flops': plan.flops,
-        'unigram_entropy': measure_unigram_entropy(config.data.remote),
+        'unigram_entropy': manifest.unigram_entropy,
     }
     if checkpoint is not None and checkpoint.samples >= config.training.max_samples:
         folder.forget(checkpoint.state.parent.name)

@@ -1,7 +1,6 @@
 """Real shards and recipes, small enough that a whole run takes about a second."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from safetensors.torch import load_file
 from streaming import MDSWriter
 
 from maelm_composer.config import PretrainingConfig
-from maelm_composer.data.manifest import ID_COUNTS, Manifest, SplitStatistics, save_manifest
+from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.recipe import load_config
 from maelm_composer.training.callbacks import TIMED_COLUMNS, parse_metrics
 
@@ -61,7 +60,6 @@ def write_rows(root: Path, rows: int = ROWS, validation_rows: int = VALIDATION_R
                 ids[[0, -1]] = 0, 2
                 writer.write({'input_ids': ids.astype(np.uint16)})
         splits[split] = SplitStatistics(documents=count, rows=count, tokens=count * N, fill_rate=1.0)
-    (root / ID_COUNTS).write_text(json.dumps([0] * 5 + [1] * (V - 5)))
     save_manifest(str(root), Manifest(V, N, {}, splits, 5.0, 't' * 64, 'c' * 64, 'r' * 64, []))
     return root
 
