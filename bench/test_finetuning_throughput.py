@@ -25,16 +25,16 @@ from transformers import (
 )
 
 from bench.machine import skip_if_slow
+from maelm_composer.checkpoints.huggingface import import_encoder
+from maelm_composer.checkpoints.pretrained import build_encoder, place_encoder
 from maelm_composer.config import FinetuningConfig, Precision, TaskDataConfig, TaskSource
 from maelm_composer.data.special_tokens import PAD_ID
 from maelm_composer.device import find_device, keep_freed_memory
-from maelm_composer.finetuning.examples import Inputs, encode_texts
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.pretrained import build_encoder, place_encoder
-from maelm_composer.finetuning.sources import load_task_data
-from maelm_composer.finetuning.tasks import find_task
-from maelm_composer.model.huggingface import import_encoder
+from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.tasks.examples import Inputs, encode_texts
+from maelm_composer.tasks.sources import load_task_data
 
 VOCAB, LAYERS, SIZE, HEADS, LENGTH, BATCH, EXAMPLES, ROUNDS = 8192, 6, 256, 4, 512, 32, 640, 3
 SPECIALS = ('[CLS]', '[PAD]', '[SEP]', '[UNK]', '[MASK]')

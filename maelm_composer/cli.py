@@ -127,7 +127,7 @@ def sweep(recipe: Recipe) -> None:
     """Fine-tune a checkpoint on the tasks of a recipe (yamls/finetune/): the search, then the best point's seeds."""
     config = load_config(FinetuningConfig, *split_arguments(recipe))
     warn_of_untested_torch()
-    from maelm_composer.finetuning.sweep import sweep_and_print
+    from maelm_composer.sweep.run import sweep_and_print
 
     raise typer.Exit(sweep_and_print(config))
 
@@ -141,7 +141,7 @@ def export(
     folder: Annotated[str, typer.Argument(help='Where to; empty or not there yet.')],
 ) -> None:
     """Write an encoder, or a fine-tuned model, as a Hugging Face folder."""
-    from maelm_composer.finetuning.export import export as write
+    from maelm_composer.checkpoints.export import export as write
 
     write(checkpoint, folder)
     print(f'exported: {folder}')

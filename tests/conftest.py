@@ -9,6 +9,9 @@ import torch
 from hypothesis import settings
 
 from maelm_composer.masking.collate import Batch, MaskingCollator
+from tests.tiny import checkpoint, configure, task_folder
+
+__all__ = ['checkpoint', 'configure', 'task_folder']  # fixtures
 
 # A loaded machine must not turn a property red, nor another draw turn a green suite red.
 settings.register_profile('repeatable', deadline=None, derandomize=True, max_examples=40)

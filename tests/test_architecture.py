@@ -23,26 +23,28 @@ STAGES = [
         'cluster',
         'device',
         'precision',
-        'effective_rank',
         'stack',
     },
     {'data'},
     {'masking'},
     {'model'},
+    {'tasks'},
+    {'checkpoints'},
+    {'analysis'},
     {'training'},
     {'finetuning'},
-    {'analysis'},
+    {'sweep'},
     {'reporting'},
     {'suite'},
     {'cli'},
 ]
 TORCHLESS = [
     *('config', 'errors', 'recipe', 'records', 'model.cost', 'training.plan', 'training.scaling'),
-    *('finetuning.squad_metric', 'suite.steps', 'suite.cost', 'suite.devices', 'suite.plan'),
+    *('tasks.squad_metric', 'suite.steps', 'suite.cost', 'suite.devices', 'suite.plan'),
     *('suite.collect', 'suite.terminal'),
 ]
 TORCHLESS += ['stack', 'statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']
-TORCHLESS += ['finetuning.search', 'finetuning.claims', 'finetuning.sweep_report']
+TORCHLESS += ['finetuning.identity', 'sweep.search', 'sweep.claims', 'sweep.report']
 
 
 def stage_of(name: str) -> int:

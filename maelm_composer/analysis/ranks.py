@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from maelm_composer.analysis.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
 from maelm_composer.analysis.hidden_states import View, iterate_views
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text
 from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
+from maelm_composer.checkpoints.find import find_checkpoint, read_recipe
+from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.device import find_device, keep_freed_memory, name_device
-from maelm_composer.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.checkpoint import find_checkpoint, read_recipe
-from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.precision import choose_in, tell
 from maelm_composer.recipe import hash_json
 from maelm_composer.records import collect_provenance, write_json
@@ -59,7 +59,7 @@ def analyze_ranks(
     """Measure ``checkpoint``, or return the record of the same measurement from ``folder``/<key>.json.
 
     Args:
-        checkpoint: as ``finetuning/pretrained.py`` takes it.
+        checkpoint: as ``checkpoints/pretrained.py`` takes it.
         data: shards whose validation rows are read; the default is those that the checkpoint was trained on.
         text: globs of text files to read instead.
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from maelm_composer.effective_rank import Gram
+from maelm_composer.analysis.effective_rank import Gram
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 

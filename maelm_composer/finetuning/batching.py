@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maelm_composer.finetuning.examples import Inputs
+from maelm_composer.tasks.examples import Inputs
 
 Batch = dict[str, Tensor]
 CHUNK_BATCHES = 100  # rows are sorted by length within so many batches; more mixes them less

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from maelm_composer.config import FinetuningConfig, SpanConfig
-from maelm_composer.finetuning.examples import encode_texts, stack_windows
 from maelm_composer.finetuning.fit import predict
-from maelm_composer.finetuning.metrics import compute_influences, compute_metrics, score_constant
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.squad import Window, build_windows, predict_answers
-from maelm_composer.finetuning.squad_metric import score_questions
-from maelm_composer.finetuning.tasks import CLASSIFICATION, MAX_SIMILARITY, REGRESSION, SPAN, Task
+from maelm_composer.tasks.catalogue import CLASSIFICATION, MAX_SIMILARITY, REGRESSION, SPAN, Task
+from maelm_composer.tasks.examples import encode_texts, stack_windows
+from maelm_composer.tasks.metrics import compute_influences, compute_metrics, score_constant
+from maelm_composer.tasks.squad import Window, build_windows, predict_answers
+from maelm_composer.tasks.squad_metric import score_questions
 
 
 @dataclass(frozen=True)

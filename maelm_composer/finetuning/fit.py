@@ -20,8 +20,8 @@ from tqdm import tqdm
 from maelm_composer.config import EvaluationProtocol, FinetuningConfig, OptimizerConfig, Precision
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.batching import collate, measure_padding, order_by_length, sort_for_evaluation
-from maelm_composer.finetuning.examples import Inputs
 from maelm_composer.finetuning.model import FinetuningModel
+from maelm_composer.tasks.examples import Inputs
 from maelm_composer.training.optimizer import build_optimizer, linear_warmup_and_decay
 
 EVAL_BATCH_SIZE = 64

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maelm_composer.finetuning.batching import Batch
-from maelm_composer.finetuning.tasks import CLASSIFICATION, REGRESSION, SPAN, Task
+from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, Task
 
 SPAN_INIT_STD = 0.02
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maelm_composer.effective_rank import THRESHOLD, Gram, measure_effective_rank
+from maelm_composer.analysis.effective_rank import THRESHOLD, Gram, measure_effective_rank
 from maelm_composer.finetuning.batching import collate, sort_for_evaluation
-from maelm_composer.finetuning.examples import Inputs
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE
+from maelm_composer.tasks.examples import Inputs
 
 MAX_TOKENS = 2**16  # 85 for each of base's dimensions; on two cores more took as long as the fine-tuning
 

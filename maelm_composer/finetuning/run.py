@@ -1,7 +1,6 @@
 """One fine-tuning run: a checkpoint, a task, one point of its search space and a seed -> one record."""
 
 import dataclasses
-import hashlib
 import json
 import time
 from dataclasses import dataclass, field
@@ -10,67 +9,23 @@ from typing import Any
 
 import torch
 
+from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
+from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.data.storage import is_s3
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.evaluation import Evaluator, Result
-from maelm_composer.finetuning.examples import encode_texts, fit_span, stack_windows
 from maelm_composer.finetuning.fit import fit
+from maelm_composer.finetuning.identity import check_names, describe_protocol, describe_run, run_key
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.finetuning.rank_curve import rank_of_inputs
-from maelm_composer.finetuning.saved_model import save_model
-from maelm_composer.finetuning.search import check_names, describe_protocol
-from maelm_composer.finetuning.sources import load_task_data
-from maelm_composer.finetuning.squad import build_windows
-from maelm_composer.finetuning.tasks import SPAN, Task, find_task
 from maelm_composer.precision import choose_in, tell
-from maelm_composer.records import collect_provenance, pack_numbers, write_json, write_text
-
-POINT = ('learning_rate', 'batch_size', 'max_epochs', 'warmup_proportion')
-KEY_LENGTH = 16
-
-
-def run_key(config: FinetuningConfig, identity: dict[str, Any], data_hash: str) -> str:
-    """The name of a run's record: the task, and a hash of everything that decides the scores.
-
-    Args:
-        identity: of the checkpoint, ``Pretrained.identity``; its content counts, not its address.
-        data_hash: ``TaskData.hash``.
-    """
-    deciding = {
-        'task': config.task,
-        'seed': config.seed,
-        'point': describe_point(config),
-        'protocol': describe_protocol(config),
-        'checkpoint': [identity['hash'], identity['implementation']],
-        'data': data_hash,
-    }
-    digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
-    return f'{config.task}-{digest[:KEY_LENGTH]}'
-
-
-def describe_run(config: FinetuningConfig, key: str, identity: dict[str, Any], data_hash: str) -> dict[str, Any]:
-    """What the record of a run says however it ended; ``identity`` and ``data_hash`` as in :func:`run_key`."""
-    return {
-        'kind': 'finetuning',
-        'key': key,
-        'status': 'finished',
-        'error': None,
-        'task': config.task,
-        'seed': config.seed,
-        'point': describe_point(config),
-        'protocol': describe_protocol(config),
-        'checkpoint': identity,
-        'data_hash': data_hash,
-        'provenance': collect_provenance(config),
-    }
-
-
-def describe_point(config: FinetuningConfig) -> dict[str, Any]:
-    """Where in its search space the run is."""
-    return {name: getattr(config, name) for name in POINT}
+from maelm_composer.records import pack_numbers, write_json, write_text
+from maelm_composer.tasks.catalogue import SPAN, Task, find_task
+from maelm_composer.tasks.examples import encode_texts, fit_span, stack_windows
+from maelm_composer.tasks.sources import load_task_data
+from maelm_composer.tasks.squad import build_windows
 
 
 def assert_savable(config: FinetuningConfig, pretrained: Pretrained) -> None:

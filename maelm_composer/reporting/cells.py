@@ -6,7 +6,6 @@ from functools import cached_property
 
 import numpy as np
 
-from maelm_composer.finetuning.tasks import find_task
 from maelm_composer.records import unpack_numbers
 from maelm_composer.reporting.artefacts import Column, Model, Role, columns_of
 from maelm_composer.reporting.estimate import (
@@ -18,6 +17,7 @@ from maelm_composer.reporting.estimate import (
     sum_by_seed,
 )
 from maelm_composer.reporting.evidence import Evidence, Record
+from maelm_composer.tasks.catalogue import find_task
 
 
 @dataclass(frozen=True)

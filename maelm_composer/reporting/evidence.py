@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.search import Point, Record, select_point
 from maelm_composer.reporting.artefacts import DEMO, Model
+from maelm_composer.sweep.search import Point, Record, select_point
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, replace
 
 from maelm_composer.config import DecoderAttention, FinetuningConfig, ModelConfig, PretrainingConfig
-from maelm_composer.finetuning.search import count_evaluations, count_runs, list_points
-from maelm_composer.finetuning.tasks import find_task
 from maelm_composer.model.cost import count_forward_flops, count_parameters
+from maelm_composer.sweep.search import count_evaluations, count_runs, list_points
+from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.training.plan import FORWARD_AND_BACKWARD
 from maelm_composer.training.scaling import count_visible
 

@@ -14,13 +14,14 @@ from maelm_composer.config import FinetuningConfig, Precision, SourceKind
 from maelm_composer.data.corpora import find_files
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.search import Record, describe_protocol, list_points
-from maelm_composer.finetuning.tasks import find_task
+from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.suite.collect import read_json
 from maelm_composer.suite.cost import SHARD_BYTES_PER_TOKEN, Cost, cost_finetuning, cost_pretraining, cost_rank
 from maelm_composer.suite.devices import CPU, Device, Measured, find_device, read_measured
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
+from maelm_composer.sweep.search import Record, list_points
+from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.training.run_record import is_run_of
 
 WIDTH_OF_A_FILE = 160  # characters; a terminal has its own

@@ -17,13 +17,13 @@ from maelm_composer.data.shards import build_shards
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.sweep import sweep
 from maelm_composer.lock import hold
 from maelm_composer.precision import choose_in
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.report import report
 from maelm_composer.suite.collect import collect_finetunings, collect_rank, collect_run
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps, name_checkpoint
+from maelm_composer.sweep.run import sweep
 from maelm_composer.training.run import pretrain
 
 

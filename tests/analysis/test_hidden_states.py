@@ -7,10 +7,10 @@ from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.analysis.hidden_states import NOT_REAL, View, iterate_views, split_blocks
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text
+from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.config import DataConfig
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.pretrained import Pretrained, load_pretrained
 from maelm_composer.finetuning.rank_curve import rank_of_encoder
 
 

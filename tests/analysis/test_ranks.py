@@ -11,9 +11,9 @@ from maelm_composer import precision
 from maelm_composer.analysis.hidden_states import iterate_views
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, describe_ranks
 from maelm_composer.analysis.rows import find_shards
+from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.pretrained import load_pretrained
 from maelm_composer.precision import Speeds
 
 N, V, D = 48, 320, 32

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maelm_composer.analysis.effective_rank import Gram, find_directions
 from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
-from maelm_composer.effective_rank import Gram, find_directions
 
 
 def gram_of(rows: torch.Tensor) -> Gram:

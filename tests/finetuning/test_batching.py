@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maelm_composer.finetuning.batching import collate, measure_padding, order_by_length, sort_for_evaluation
-from maelm_composer.finetuning.examples import Inputs
+from maelm_composer.tasks.examples import Inputs
 
 
 @given(st.lists(st.integers(2, 64), min_size=1, max_size=300), st.integers(1, 40), st.integers(0, 3))

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from maelm_composer.config import ModelConfig
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.tasks import TASKS
 from maelm_composer.model.encoder import Encoder
+from maelm_composer.tasks.catalogue import TASKS
 
 CONFIG = ModelConfig(
     vocab_size=50, max_seq_len=16, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.finetuning import rank_curve
 from maelm_composer.finetuning.batching import collate
 from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.pretrained import load_pretrained
 from maelm_composer.finetuning.rank_curve import rank_of_inputs
 from maelm_composer.finetuning.run import finetune
-from maelm_composer.finetuning.sources import load_task_data
-from maelm_composer.finetuning.tasks import find_task
+from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.tasks.sources import load_task_data
 
 
 @pytest.mark.parametrize('name', ['mnli', 'squad2'])

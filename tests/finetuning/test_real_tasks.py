@@ -7,10 +7,10 @@ import pytest
 from maelm_composer.config import SpanConfig, TaskDataConfig, TaskSource, TokenizerConfig
 from maelm_composer.data.tokenizer import train_tokenizer
 from maelm_composer.finetuning.batching import measure_padding, order_by_length
-from maelm_composer.finetuning.examples import encode_texts, stack_windows
-from maelm_composer.finetuning.sources import load_task_data
-from maelm_composer.finetuning.squad import build_windows
-from maelm_composer.finetuning.tasks import GLUE, TASKS
+from maelm_composer.tasks.catalogue import GLUE, TASKS
+from maelm_composer.tasks.examples import encode_texts, stack_windows
+from maelm_composer.tasks.sources import load_task_data
+from maelm_composer.tasks.squad import build_windows
 
 FOLDER = os.environ.get('MAELM_DATA')
 pytestmark = pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder of real tasks')

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from maelm_composer import precision
+from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import (
     EvaluationProtocol,
     FinetuningConfig,
@@ -25,13 +26,13 @@ from maelm_composer.config import (
 )
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.fit import plan_evaluations
-from maelm_composer.finetuning.pretrained import load_pretrained
-from maelm_composer.finetuning.run import find_finished, finetune, run_key, summarize
-from maelm_composer.finetuning.sources import load_task_data
-from maelm_composer.finetuning.sweep_worker import Facts, record_failure
-from maelm_composer.finetuning.tasks import TASKS
+from maelm_composer.finetuning.identity import run_key
+from maelm_composer.finetuning.run import find_finished, finetune, summarize
 from maelm_composer.precision import Speeds
 from maelm_composer.records import unpack_numbers
+from maelm_composer.sweep.worker import Facts, record_failure
+from maelm_composer.tasks.catalogue import TASKS
+from maelm_composer.tasks.sources import load_task_data
 
 ROOT = Path(__file__).parents[2]
 OFFICIAL = [name for name, task in TASKS.items() if task.hub is not None]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from maelm_composer.config import PretrainingConfig
-from maelm_composer.finetuning.tasks import GLUE, TASKS
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
@@ -24,6 +23,7 @@ from maelm_composer.reporting.artefacts import (
 )
 from maelm_composer.reporting.report import BUILDERS
 from maelm_composer.reporting.rows import load_published
+from maelm_composer.tasks.catalogue import GLUE, TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / 'results' / 'paper'

@@ -17,7 +17,6 @@ from maelm_composer.data.corpora import iterate_documents
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.shards import build_shards
 from maelm_composer.data.tokenizer import build_tokenizer
-from maelm_composer.finetuning.tasks import TASKS
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
 from maelm_composer.reporting.evidence import read_csv
@@ -25,9 +24,10 @@ from maelm_composer.suite.cost import count_training_flops
 from maelm_composer.suite.devices import PEAKS, find_device
 from maelm_composer.suite.plan import plan_suite
 from maelm_composer.suite.steps import Kind, find_artefacts, list_checkpoints, load_suite
+from maelm_composer.tasks.catalogue import TASKS
 from maelm_composer.training.run import pretrain
-from tests.finetuning.conftest import make_rows, write_rows
 from tests.suite.test_run import read_records
+from tests.tiny import make_rows, write_rows
 
 SCRIPT = Path('bench/gpu.sh')
 THOUSANDTH = Path(__file__).with_name('thousandth.yaml')

@@ -1,0 +1,188 @@
+"""A checkpoint of ours -> a folder that Hugging Face's Auto classes load (docs/export.md)."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from maelm_composer.checkpoints import modeling_maelm
+from maelm_composer.checkpoints.find import (
+    FINETUNED,
+    PROGRESS,
+    RECORD,
+    Checkpoint,
+    find_checkpoint,
+    read_recipe,
+    read_weights,
+)
+from maelm_composer.checkpoints.huggingface import export_encoder
+from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
+from maelm_composer.data.storage import read_file
+from maelm_composer.data.tokenizer import write_tokenizer
+from maelm_composer.errors import InputError
+from maelm_composer.recipe import to_plain
+from maelm_composer.records import give_usual_mode
+from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, SPAN
+
+_PREFIXES = {'roberta': 'Roberta', 'mpnet': 'MPNet', 'maelm': 'Maelm'}  # of class names, by model type
+_ENCODER, _CLASSIFIER, _SPAN = 'Model', 'ForSequenceClassification', 'ForQuestionAnswering'  # what follows them
+_FIRST_TOKEN_HEAD = {'dense': 'classifier.dense', 'output': 'classifier.out_proj'}
+_SPAN_HEAD = {'output': 'qa_outputs'}
+
+
+def export(checkpoint: str, folder: str) -> None:
+    """Write ``folder``, whole or not at all: config, safetensors, tokenizer and a model card.
+
+    Args:
+        checkpoint: as in :func:`load_pretrained`; the decoder and the language model's head are left behind.
+
+    Raises:
+        InputError: the checkpoint cannot be read or is not one of ours, or ``folder`` holds something.
+    """
+    target = Path(os.path.abspath(folder))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f'{folder} is there already: give a folder that is empty or not there')
+    found = find_checkpoint(checkpoint)
+    if found is None:
+        raise InputError(f'{checkpoint} is not one of ours: give a run folder, a checkpoint or a fine-tuned model')
+    pretrained = load_pretrained(checkpoint)
+    description = found.read_json(FINETUNED) if found.run is None else {}
+    head = read_weights(found, 'head.')[0] if description else {}
+    model = build_stock_model(pretrained, description, head)
+    tokenizer = pretrained.tokenizer
+    tokenizer.split_special_tokens = False  # as everywhere at Hugging Face: "[MASK]" in a text is the mask
+    tokenizer.backend_tokenizer.encode_special_tokens = False
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = target.with_name(f'.{target.name}.{os.getpid()}')
+    try:
+        model.save_pretrained(staged, safe_serialization=True)
+        write_tokenizer(tokenizer, staged)
+        give_usual_mode(staged / 'model.safetensors')
+        if model.config.model_type == 'maelm':
+            source = Path(modeling_maelm.__file__)
+            shutil.copyfile(source, staged / source.name)
+        card = write_card(found, pretrained, description, type(model).__name__)
+        (staged / 'README.md').write_text(card, encoding='utf-8')
+        staged.rename(target)  # over an empty folder too
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], head: Mapping[str, Tensor]) -> Any:
+    """The Hugging Face model; ``description`` and ``head`` are empty where nothing was fine-tuned."""
+    assert pretrained.config is not None
+    tokenizer = pretrained.tokenizer
+    config, weights = export_encoder(pretrained.config, pretrained.encoder.state_dict(), int(tokenizer.pad_token_id))
+    config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+    kind, is_stock = description.get('kind'), config.model_type != 'maelm'
+    suffix = _SPAN if kind == SPAN else _CLASSIFIER if description else _ENCODER
+    model_class = getattr(transformers if is_stock else modeling_maelm, _PREFIXES[config.model_type] + suffix)
+    if description:
+        _describe_labels(config, description)
+        weights = {f'{model_class.base_model_prefix}.{name}': value for name, value in weights.items()}
+        for ours, theirs in (_SPAN_HEAD if kind == SPAN else _FIRST_TOKEN_HEAD).items():
+            weights |= {f'{theirs}.{part}': head[f'{ours}.{part}'] for part in ('weight', 'bias')}
+        if kind == REGRESSION:  # trained on [0, 1]; whoever calls the model expects the data's own scale
+            for part in ('weight', 'bias'):
+                weights[f'classifier.out_proj.{part}'] = weights[f'classifier.out_proj.{part}'] * MAX_SIMILARITY
+    if not is_stock:
+        module = Path(modeling_maelm.__file__).stem
+        config.auto_map = {_name_auto(s): f'{module}.Maelm{s}' for s in (_ENCODER, _CLASSIFIER, _SPAN)}
+        config.auto_map['AutoConfig'] = f'{module}.MaelmConfig'
+    with torch.device('meta'):  # every number comes from the checkpoint
+        model = model_class(config) if description else model_class(config, add_pooling_layer=False)
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
+def _name_auto(class_name: str) -> str:
+    """The Auto class that loads it."""
+    return 'AutoModel' + (class_name[class_name.index('For') :] if 'For' in class_name else '')
+
+
+def _describe_labels(config: PretrainedConfig, description: Mapping[str, Any]) -> None:
+    config.finetuning_task = description['task']
+    if names := description['label_names']:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: i for i, name in enumerate(names)}
+        config.problem_type = 'single_label_classification'
+    elif description['kind'] == REGRESSION:
+        config.num_labels = 1
+        config.problem_type = 'regression'
+
+
+def write_card(found: Checkpoint, pretrained: Pretrained, description: Mapping[str, Any], class_name: str) -> str:
+    """README.md: what the model is, how to load it, its recipe, data and results, as far as they are recorded."""
+    is_stock = not class_name.startswith('Maelm')
+    task = description.get('task')
+    auto = _name_auto(class_name)
+    trust = '' if is_stock else ', trust_remote_code=True'
+    identity, config = pretrained.identity, pretrained.config
+    assert config is not None
+    record = found.read_json(RECORD) if found.run is not None else {}
+    facts = {
+        'class': f'`{class_name}`, ' + ('of Transformers itself' if is_stock else '`modeling_maelm.py` in this folder'),
+        'encoder': f'{config.num_hidden_layers} layers, width {config.hidden_size}, {config.max_seq_len} positions, '
+        f'{config.vocab_size:,} tokens',
+        'task': task,
+        'pretraining run': identity['run_name'],
+        'pretraining rows': identity['samples'],
+        'recipe hash': identity['recipe_hash'],
+        'data hash': record.get('identity', {}).get('content hash of data.remote'),
+        'weights (SHA-256 of the checkpoint)': identity['hash'],
+    }
+    lines = [
+        '---',
+        'license: unknown  # yours to set: it follows from the text that the model was trained on',
+        'library_name: transformers',
+        'tags: [mae-lm, masked-language-modeling]',
+        '---',
+        '',
+        f'# {identity["run_name"] or Path(found.uri).name}' + (f', fine-tuned on {task}' if task else ''),
+        '',
+        'Exported by maelm-composer, which reproduces "Representation Deficiency in Masked Language Modeling" '
+        '(arXiv:2302.02060).',
+        '',
+        '```python',
+        f'from transformers import {auto}, AutoTokenizer',
+        '',
+        f'model = {auto}.from_pretrained(FOLDER{trust + (", add_pooling_layer=False" if task is None else "")})',
+        'tokenizer = AutoTokenizer.from_pretrained(FOLDER)',
+        '```',
+        '',
+        '| | |',
+        '|---|---|',
+        *(f'| {name} | {value} |' for name, value in facts.items() if value is not None),
+        '',
+        *_describe_results(found, record),
+    ]
+    recipe = {'model': description.get('config')}
+    if found.run is not None:
+        recipe = to_plain(read_recipe(found))
+        for private in ('run_name', 'save_folder', 'data'):  # paths and buckets of whoever trained it
+            recipe.pop(private)
+    return '\n'.join([*lines, '## Recipe', '', '```yaml', yaml.safe_dump(recipe, sort_keys=False).rstrip(), '```', ''])
+
+
+def _describe_results(found: Checkpoint, record: Mapping[str, Any]) -> list[str]:
+    """Of the last checkpoint of a finished run, or of a fine-tuned model whose record lies beside its folder."""
+    results: dict[str, float] = {}
+    if found.run is None:
+        content = read_file(f'{found.uri}.json')
+        results = {} if content is None else json.loads(content)['metrics']
+    elif record.get('status') == 'finished' and record.get('samples') == found.read_json(PROGRESS).get('samples'):
+        names = {'eval_loss': 'validation loss (nats)', 'eval_accuracy': 'accuracy at masked positions'}
+        results = {text: record[name] for name, text in names.items()}
+    if not results:
+        return []
+    rows = [f'| {name} | {value:.4f} |' for name, value in results.items()]
+    return ['## Results', '', '| metric | value |', '|---|---|', *rows, '']

@@ -1,0 +1,190 @@
+"""Our encoder in Hugging Face's words and back, and any other encoder of theirs behind our encoder's interface.
+
+Ours is RoBERTa without relative positions, MPNet with T5's 32 buckets up to distance 128, and modeling_maelm.py with
+any others; BERT is RoBERTa without its position offset. The same numbers up to the order of sums.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import MPNetConfig, PretrainedConfig, RobertaConfig
+
+from maelm_composer.checkpoints.modeling_maelm import MaelmConfig
+from maelm_composer.config import ModelConfig, RelativePositionFunction
+from maelm_composer.errors import InputError
+from maelm_composer.model.layer import take_rows
+
+# MPNet's code holds these; its config's number of buckets only sizes the table.
+MPNET_BUCKETS, MPNET_MAX_DISTANCE, MPNET_PAD_ID = 32, 128, 1
+POOLER = 'pooler.'  # of an unused output; never ours
+
+# Ours -> theirs, in a layer; three names stand for the parts of one fused matrix.
+_FEED_FORWARD = {
+    'intermediate': ['intermediate.dense'],
+    'output': ['output.dense'],
+    'output_norm': ['output.LayerNorm'],
+}
+_BERT_LAYER = _FEED_FORWARD | {
+    'self_attention.query_key_value': ['attention.self.query', 'attention.self.key', 'attention.self.value'],
+    'self_attention.output': ['attention.output.dense'],
+    'self_attention_norm': ['attention.output.LayerNorm'],
+}
+_MPNET_LAYER = _FEED_FORWARD | {
+    'self_attention.query_key_value': ['attention.attn.q', 'attention.attn.k', 'attention.attn.v'],
+    'self_attention.output': ['attention.attn.o'],
+    'self_attention_norm': ['attention.LayerNorm'],
+}
+# Settings that have one name in all configs.
+_SHARED = (
+    *('vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads', 'intermediate_size'),
+    *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'layer_norm_eps', 'initializer_range'),
+)
+_POSITIONS = 'embeddings.position_embeddings.weight'
+_TOKEN_TYPES = 'embeddings.token_type_embeddings.weight'
+_RELATIVE = 'encoder.relative_attention_bias.weight'
+
+
+def find_obstacle(config: PretrainedConfig) -> str | None:
+    """Why our encoder cannot compute this model, or None where it can."""
+    kind = config.model_type
+    if kind not in ('bert', 'roberta', 'mpnet', 'maelm'):
+        return f'it is a {kind} model, neither bert, roberta, mpnet nor maelm'
+    needed: dict[str, Any] = {'hidden_act': 'gelu'}
+    if kind in ('bert', 'roberta'):
+        needed |= {'position_embedding_type': 'absolute', 'is_decoder': False, 'add_cross_attention': False}
+    if kind == 'mpnet':
+        needed |= {'relative_attention_num_buckets': MPNET_BUCKETS}
+    for name, value in needed.items():
+        if getattr(config, name, value) != value:
+            return f'its {name} is {getattr(config, name)}, not {value}'
+    return None
+
+
+def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Config and weights of a base model (no prefix) -> ours, for ``Encoder(config).load_state_dict(weights)``.
+
+    Raises:
+        InputError: our encoder cannot compute this model.
+    """
+    if (obstacle := find_obstacle(config)) is not None:
+        raise InputError(f'our encoder cannot compute this model: {obstacle}')
+    offset = position_offset(config)
+    is_mpnet = isinstance(config, MPNetConfig)
+    model = ModelConfig(
+        **{name: getattr(config, name) for name in _SHARED},
+        max_seq_len=config.max_position_embeddings - offset,
+        relative_position_buckets=config.relative_attention_num_buckets if is_mpnet else 0,
+        decoder=None,
+    )
+    if isinstance(config, MaelmConfig):
+        model.relative_position_max_distance = config.relative_attention_max_distance
+        model.relative_position_function = RelativePositionFunction[config.relative_attention_function]
+    positions = weights[_POSITIONS][offset:]
+    if not is_mpnet:
+        positions = positions + weights[_TOKEN_TYPES][0]  # one segment, so every token gets this row
+    ours = {'position_embeddings.weight': positions.clone()}
+    if is_mpnet:
+        ours['relative_position.weight'] = weights[_RELATIVE]
+    for name, theirs in _pairs(model.num_hidden_layers, is_mpnet):
+        parts = [weights[part] for part in theirs]
+        ours[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return model, ours
+
+
+def export_encoder(
+    config: ModelConfig, weights: Mapping[str, Tensor], pad_id: int
+) -> tuple[PretrainedConfig, dict[str, Tensor]]:
+    """``Encoder(config).state_dict()`` -> the config and the weights (no prefix) of a Hugging Face base model.
+
+    Args:
+        pad_id: of the tokenizer; their position table begins behind it.
+
+    Raises:
+        InputError: relative positions with another [PAD] than id 1, which MPNet's code holds.
+    """
+    has_relative = config.relative_position_buckets > 0
+    if has_relative and pad_id != MPNET_PAD_ID:
+        raise InputError(f'[PAD] has id {pad_id}: an encoder with relative positions is exported with id 1 only')
+    settings = {name: getattr(config, name) for name in _SHARED}
+    settings |= {'max_position_embeddings': config.max_seq_len + pad_id + 1, 'pad_token_id': pad_id}
+    buckets, distance = config.relative_position_buckets, config.relative_position_max_distance
+    function = config.relative_position_function
+    exported: PretrainedConfig
+    if not has_relative:
+        exported = RobertaConfig(type_vocab_size=1, **settings)
+    elif (buckets, distance, function) == (MPNET_BUCKETS, MPNET_MAX_DISTANCE, RelativePositionFunction.t5):
+        exported = MPNetConfig(**settings)
+    else:
+        exported = MaelmConfig(
+            relative_attention_num_buckets=buckets,
+            relative_attention_max_distance=distance,
+            relative_attention_function=function.name,
+            **settings,
+        )
+    positions = weights['position_embeddings.weight']
+    theirs = {_POSITIONS: torch.cat([positions.new_zeros(pad_id + 1, config.hidden_size), positions])}
+    if has_relative:
+        theirs[_RELATIVE] = weights['relative_position.weight']
+    else:
+        theirs[_TOKEN_TYPES] = positions.new_zeros(1, config.hidden_size)
+    for name, parts in _pairs(config.num_hidden_layers, has_relative):
+        theirs |= dict(zip(parts, weights[name].chunk(len(parts)), strict=True))
+    return exported, {name: value.clone() for name, value in theirs.items()}
+
+
+def position_offset(config: PretrainedConfig) -> int:
+    """Rows of their position table before that of a sequence's first token."""
+    match config.model_type:
+        case 'mpnet' | 'maelm':
+            return MPNET_PAD_ID + 1
+        case 'roberta' | 'xlm-roberta' | 'camembert':
+            assert config.pad_token_id is not None
+            return config.pad_token_id + 1
+        case _:
+            return 0
+
+
+def _pairs(num_layers: int, is_mpnet: bool) -> Iterator[tuple[str, list[str]]]:
+    """Every other parameter: our name, and theirs, or those of its parts one below the other."""
+    yield 'token_embeddings.weight', ['embeddings.word_embeddings.weight']
+    for kind in ('weight', 'bias'):
+        yield f'embedding_norm.{kind}', [f'embeddings.LayerNorm.{kind}']
+        for i in range(num_layers):
+            for ours, theirs in (_MPNET_LAYER if is_mpnet else _BERT_LAYER).items():
+                yield f'layers.{i}.{ours}.{kind}', [f'encoder.layer.{i}.{part}.{kind}' for part in theirs]
+
+
+class HuggingFaceEncoder(nn.Module):
+    """A Hugging Face base model with the interface of ``model.encoder.Encoder``, for whole unpacked sequences only."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, query_index: Tensor | None = None
+    ) -> Tensor:
+        """(B, S) as in ``Encoder.forward`` -> (B, S, D), or (B, M, D) with ``query_index`` (B, M).
+
+        Raises:
+            InputError: packed sequences or positions with gaps.
+        """
+        mask = self._check(position_ids, segment_ids)
+        hidden = self.model(input_ids=input_ids, attention_mask=mask).last_hidden_state
+        return hidden if query_index is None else take_rows(hidden, query_index)
+
+    def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
+        """(B, S) -> the embeddings' output and each layer's, (B, S, D) each."""
+        mask = self._check(position_ids, segment_ids)
+        outputs = self.model(input_ids=input_ids, attention_mask=mask, output_hidden_states=True)
+        yield from outputs.hidden_states
+
+    def _check(self, position_ids: Tensor, segment_ids: Tensor) -> Tensor:
+        """The attention mask (B, S); these models count positions themselves and know one sequence a row."""
+        is_real = segment_ids != 0
+        in_order = torch.arange(position_ids.shape[1], device=position_ids.device)
+        if (is_real & ((segment_ids != 1) | (position_ids != in_order))).any():
+            raise InputError('a Hugging Face encoder reads one whole sequence a row: no packing and no left-out tokens')
+        return is_real.long()

@@ -1,0 +1,248 @@
+"""An encoder to start from: one of our own checkpoints, of which only the encoder is read, or any of Hugging Face."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.utils.logging as hub_logging
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from maelm_composer.checkpoints.find import (
+    FINETUNED,
+    PROGRESS,
+    RECORD,
+    TOKENIZER,
+    Checkpoint,
+    find_checkpoint,
+    read_model_config,
+    read_recipe,
+    read_weights,
+)
+from maelm_composer.checkpoints.huggingface import (
+    POOLER,
+    HuggingFaceEncoder,
+    find_obstacle,
+    import_encoder,
+    position_offset,
+)
+from maelm_composer.checkpoints.modeling_maelm import MaelmConfig, MaelmModel
+from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
+from maelm_composer.data.storage import join, list_names, read_file
+from maelm_composer.errors import InputError
+from maelm_composer.model.attention import select_attention
+from maelm_composer.model.encoder import Encoder
+
+ENCODER = 'encoder.'
+ORIGIN = ('run_name', 'samples', 'recipe_hash', 'training_seconds')  # of the pretraining
+_HUB_NAME = re.compile(r'[\w-][\w.-]*(/[\w-][\w.-]*)?')
+_DROPOUTS = {
+    *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'dropout', 'attention_dropout'),
+    *('hidden_dropout', 'embedding_dropout', 'mlp_dropout'),
+}
+# Of a config, what says where it came from and decides nothing.
+_ORIGIN_OF_A_CONFIG = {'_name_or_path', 'name_or_path', 'transformers_version', 'torch_dtype', 'dtype', 'architectures'}
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """An encoder with what is needed to feed it and to say which it was."""
+
+    encoder: nn.Module  # called as model.encoder.Encoder
+    hidden_size: int
+    max_seq_len: int
+    vocab_size: int
+    tokenizer: PreTrainedTokenizerFast  # reads raw text: what spells a special token is ordinary text
+    identity: dict[str, Any]  # uri, hash, implementation, and of :data:`ORIGIN` what is known, else None
+    config: ModelConfig | None  # None: computed by Hugging Face's own class
+
+
+def load_pretrained(
+    checkpoint: str, implementation: Implementation = Implementation.auto, dropout: float | None = None
+) -> Pretrained:
+    """Read an encoder, in evaluation mode, and its tokenizer.
+
+    Args:
+        checkpoint: a run folder or a checkpoint in it, local or s3://, a fine-tuned model's folder, or a Hugging Face
+            encoder, folder or hub name.
+        implementation: of a Hugging Face encoder. auto: ours where it computes the same.
+        dropout: of hidden states and attention, in place of the checkpoint's own.
+
+    Raises:
+        InputError: it is not there, is damaged, does not fit its recipe or its tokenizer; or the implementation
+            cannot compute it.
+    """
+    found = find_checkpoint(checkpoint)
+    if found is None:
+        return _load_huggingface(checkpoint, implementation, dropout)
+    if implementation is Implementation.huggingface:
+        raise InputError(f'{checkpoint} is a checkpoint of ours: implementation huggingface needs an exported folder')
+    config = read_model_config(found)
+    if dropout is not None:
+        config = dataclasses.replace(config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    tokenizer = _read_tokenizer(found, config)
+    weights, digest = read_weights(found, ENCODER)
+    encoder = build_encoder(config, weights, checkpoint)
+    identity = _identify(found.uri, digest, _read_origin(found))
+    return Pretrained(encoder, config.hidden_size, config.max_seq_len, config.vocab_size, tokenizer, identity, config)
+
+
+def _read_tokenizer(checkpoint: Checkpoint, config: ModelConfig) -> PreTrainedTokenizerFast:
+    """The run's own; of a run from before there was one, that of its data, where it still is."""
+    folder = checkpoint.tokenizer
+    names = list_names(folder)
+    if not names and checkpoint.run is not None:
+        folder = join(read_recipe(checkpoint).data.remote, TOKENIZER)
+        names = list_names(folder)
+    if 'tokenizer.json' not in names:
+        raise InputError(f'{checkpoint.tokenizer} is not there: copy there the tokenizer that made its shards')
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            content = read_file(join(folder, name))
+            assert content is not None
+            Path(scratch, name).write_bytes(content)
+        tokenizer = AutoTokenizer.from_pretrained(scratch)
+    is_foreign = checkpoint.run is None and len(tokenizer) < config.vocab_size  # their tables may have spare rows
+    if len(tokenizer) != config.vocab_size and not is_foreign:
+        raise InputError(
+            f'{folder} has {len(tokenizer)} tokens, the model {config.vocab_size}: they do not belong together'
+        )
+    return _set_to_raw_text(tokenizer)
+
+
+def build_encoder(config: ModelConfig, weights: Mapping[str, Tensor], checkpoint: str) -> Encoder:
+    """Our encoder with these weights; torch's global generator is left as it was.
+
+    Raises:
+        InputError: the weights are not the config's.
+    """
+    with torch.random.fork_rng(devices=[]):
+        encoder = Encoder(config)
+    wanted = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
+    given = {name: tuple(value.shape) for name, value in weights.items()}
+    for name in sorted(wanted.keys() | given.keys()):
+        if wanted.get(name) != given.get(name):
+            raise InputError(
+                f'{checkpoint} does not fit its recipe: {name} is {given.get(name, "not there")} in the checkpoint, '
+                f'{wanted.get(name, "not there")} in the model'
+            )
+    encoder.load_state_dict(weights)
+    return encoder.eval()
+
+
+def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
+    """The encoder on the device it runs on. Until then nothing asks for a GPU, so that reading leaves CUDA alone."""
+    if isinstance(encoder, Encoder) and device.type == 'cuda':
+        # Not flex: rows come in many lengths, and it would compile for each of them.
+        select_attention(encoder, AttentionBackend.sdpa, device.type)
+    return encoder.to(device)
+
+
+def _load_huggingface(name: str, implementation: Implementation, dropout: float | None) -> Pretrained:
+    if not Path(name).exists() and not _HUB_NAME.fullmatch(name):
+        raise InputError(f'{name}: there is no such checkpoint')
+    with _one_line(name), torch.random.fork_rng(devices=[]):
+        settings, _ = PretrainedConfig.get_config_dict(name)
+        is_maelm = settings.get('model_type') == MaelmConfig.model_type
+        classes: tuple[Any, Any] = (MaelmConfig, MaelmModel) if is_maelm else (AutoConfig, AutoModel)
+        config_class, model_class = classes
+        theirs = config_class.from_pretrained(name)
+        architecture = {key: value for key, value in theirs.to_diff_dict().items() if key not in _ORIGIN_OF_A_CONFIG}
+        if dropout is not None:
+            _set_dropout(name, theirs, dropout)
+        model, info = model_class.from_pretrained(
+            name, config=theirs, output_loading_info=True, torch_dtype=torch.float32
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, config=theirs, use_fast=True)
+    if missing := [key for key in info['missing_keys'] if not key.startswith(POOLER)]:
+        raise InputError(
+            f'{name} lacks {len(missing)} weights of its {type(model).__name__}: {missing[0]} is the first'
+        )
+    obstacle = find_obstacle(theirs)
+    if implementation is Implementation.ours and obstacle is not None:
+        raise InputError(f'{name} cannot be computed by our encoder: {obstacle}; set implementation to auto')
+    if not tokenizer.is_fast:
+        raise InputError(f'{name}: its tokenizer has no fast version')
+    if None in (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id):
+        raise InputError(f'{name}: its tokenizer lacks a token that begins, separates or pads a sequence')
+    if len(tokenizer) > theirs.vocab_size:
+        raise InputError(f'{name} has {len(tokenizer)} tokens, its model only {theirs.vocab_size}')
+    weights = {key: value for key, value in model.state_dict().items() if not key.startswith(POOLER)}
+    config: ModelConfig | None = None
+    encoder: nn.Module = HuggingFaceEncoder(model)
+    if obstacle is None and implementation is not Implementation.huggingface:
+        config, ours = import_encoder(theirs, weights)
+        encoder = build_encoder(config, ours, name)
+    rows = getattr(theirs, 'max_position_embeddings', None) or tokenizer.model_max_length
+    max_seq_len = int(rows) - position_offset(theirs)
+    digest = _hash_content(weights, architecture, tokenizer.backend_tokenizer.to_str())
+    identity = _identify(name, digest, {}, 'huggingface' if config is None else 'ours')
+    tokenizer = _set_to_raw_text(tokenizer)
+    return Pretrained(encoder, theirs.hidden_size, max_seq_len, theirs.vocab_size, tokenizer, identity, config)
+
+
+def _identify(uri: str, digest: str, origin: Mapping[str, Any], implementation: str = 'ours') -> dict[str, Any]:
+    known = {name: origin.get(name) for name in ORIGIN}
+    return {'uri': uri, 'hash': digest, **known, 'implementation': implementation}
+
+
+def _read_origin(checkpoint: Checkpoint) -> dict[str, Any]:
+    if checkpoint.run is None:  # where it was fine-tuned from
+        return checkpoint.read_json(FINETUNED).get('checkpoint', {})
+    record = checkpoint.read_json(RECORD)
+    recipe_hash = record.get('provenance', {}).get('recipe_hash')
+    return checkpoint.read_json(PROGRESS) | {'run_name': record.get('run_name'), 'recipe_hash': recipe_hash}
+
+
+def _set_dropout(name: str, config: PretrainedConfig, dropout: float) -> None:
+    known = [key for key in config.to_dict() if key in _DROPOUTS]
+    if not known:
+        raise InputError(f'{name}: its config has no dropout under a name that we know: cannot set it to {dropout}')
+    for key in known:
+        setattr(config, key, dropout)
+
+
+def _set_to_raw_text(tokenizer: Any) -> PreTrainedTokenizerFast:
+    """No special token is read out of text, and nothing is cut or padded that was not asked for."""
+    tokenizer.split_special_tokens = True
+    tokenizer.backend_tokenizer.encode_special_tokens = True
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def _hash_content(weights: Mapping[str, Tensor], architecture: dict[str, Any], tokenizer: str) -> str:
+    """SHA-256 (hex) of names, shapes and fp32 values, however they are spread over files, config and tokenizer."""
+    digest = hashlib.sha256(json.dumps([architecture, tokenizer], sort_keys=True, default=str).encode())
+    for name, value in sorted(weights.items()):
+        digest.update(f'{name} {tuple(value.shape)}\n'.encode())
+        digest.update(value.float().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _one_line(name: str) -> Iterator[None]:
+    """Transformers raises many kinds, and warns of the head that an encoder does not have."""
+    verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
+    logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ImportError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f'{name}: neither a checkpoint of ours nor a Hugging Face encoder: {reason}') from None
+    finally:
+        logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)

@@ -1,0 +1,161 @@
+"""A sweep on the screen: a live table, or a line a run where nobody looks on; and at its end what it found."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+from statistics import median
+from types import TracebackType
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from maelm_composer.sweep.search import Point, Record, SweepResult, TaskResult
+from maelm_composer.tasks.catalogue import GLUE, Task
+
+WIDTH_OF_A_FILE = 200  # characters; a terminal has its own
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a task is."""
+
+    task: Task
+    total: int  # runs
+    records: list[Record]
+    running: int
+    cost_left: float  # in any unit
+    cost_done: float
+
+
+class Progress:
+    """What has been done and what is left, on standard error, while the body runs."""
+
+    def __init__(self, list_standings: Callable[[], list[Standing]]) -> None:
+        self.list_standings = list_standings
+        self.start = time.monotonic()
+        self.cost_at_start = 0.0
+        self.live: Live | None = None
+
+    def __enter__(self) -> 'Progress':
+        self.cost_at_start = sum(standing.cost_done for standing in self.list_standings())
+        if sys.stderr.isatty():
+            console = Console(stderr=True)
+            # Redrawn by refresh alone: a thread of its own would read what the sweep is changing.
+            self.live = Live(console=console, get_renderable=self._build_table, auto_refresh=False, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def refresh(self) -> None:
+        """Draw the live table, where there is one, as things stand now."""
+        if self.live is not None:
+            self.live.refresh()
+
+    def announce(self, record: Record) -> None:
+        """Say that a run is over: a line of its own, or of a live table only where it failed."""
+        if self.live is not None and record['status'] == 'finished':
+            return
+        standings = self.list_standings()
+        done, total = sum(len(s.records) for s in standings), sum(s.total for s in standings)
+        outcome = record['error'] if record['status'] == 'failed' else f'{_percent(record["score"])} %'
+        line = f'[{done}/{total}] {describe_run(record)}: {outcome}'
+        if self.live is None:
+            print(line, file=sys.stderr, flush=True)  # not through rich, which would break the line
+        else:
+            self.live.console.print(line, markup=False, highlight=False)
+
+    def _build_table(self) -> Table:
+        standings = self.list_standings()
+        table = _begin_table('task', right=('done', 'under way', 'failed', 'best score', 'constant'))
+        table.caption, table.caption_justify = self._describe_time(standings), 'left'
+        for standing in standings:
+            finished = [record for record in standing.records if record['status'] == 'finished']
+            best = max(finished, key=lambda record: record['score'], default=None)
+            table.add_row(
+                standing.task.name,
+                f'{len(standing.records)}/{standing.total}',
+                str(standing.running),
+                str(len(standing.records) - len(finished)),
+                '' if best is None else _percent(best['score']),
+                '' if best is None else _percent(best['baseline']),
+            )
+        return table
+
+    def _describe_time(self, standings: list[Standing]) -> str:
+        elapsed = time.monotonic() - self.start
+        done = sum(standing.cost_done for standing in standings) - self.cost_at_start
+        text = f'{_duration(elapsed)} so far'
+        if done <= 0:
+            return text
+        return f'{text}, about {_duration(elapsed * sum(s.cost_left for s in standings) / done)} left'
+
+
+def print_result(result: SweepResult) -> None:
+    """The table of a sweep on standard output, its average, and on standard error each run that failed."""
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
+    scores = _begin_table('task', right=('runs', 'median', 'mean', 'std', '95 % of mean', 'seeds', 'constant'))
+    points = _begin_table('task', 'metric', right=('lr', 'batch', 'epochs', 'warm-up'), last='other metrics, median')
+    for of_task in result.tasks:
+        scores.add_row(*_describe_scores(of_task))
+        points.add_row(*_describe_point(of_task))
+    console.print(scores, points, sep='\n')
+    if result.average is not None:
+        print(f'AVG of the {len(GLUE)} GLUE tasks, MNLI matched: {_percent(result.average)}')
+    for record in result.failures:
+        print(f'failed: {describe_run(record)}: {record["error"]}', file=sys.stderr, flush=True)
+
+
+def describe_run(record: Record) -> str:
+    """Task, point and seed."""
+    return f'{record["task"]}, {Point(**record["point"])}, seed {record["seed"]}'
+
+
+def _begin_table(*left: str, right: Sequence[str], last: str | None = None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify='right', no_wrap=True)
+    if last is not None:
+        table.add_column(last, overflow='fold')
+    return table
+
+
+def _describe_scores(result: TaskResult) -> list[str]:
+    runs = f'{len(result.finished)}/{result.num_planned}'
+    if not result.records:
+        return [result.task.name, runs]
+    summary = result.summary
+    interval = [] if summary.low is None else [_percent(summary.low), _percent(summary.high)]
+    return [
+        *(result.task.name, runs, _percent(summary.median), _percent(summary.mean), _percent(summary.std)),
+        *('–'.join(interval), str(summary.count), _percent(result.records[0]['baseline'])),
+    ]
+
+
+def _describe_point(result: TaskResult) -> list[str]:
+    name, metric = result.task.name, result.task.metric
+    if result.point is None:
+        return [name, metric, *[''] * len(fields(Point)), 'no run of the grid finished']
+    medians = {
+        other: median(record['metrics'][other] for record in result.records)
+        for other in result.task.metrics
+        if other != metric and not other.endswith('threshold')
+    }
+    others = ', '.join(f'{other} {_percent(value)}' for other, value in medians.items())
+    return [name, metric, *(f'{value:g}' for value in astuple(result.point)), others]
+
+
+def _percent(fraction: float | None) -> str:
+    return '' if fraction is None else f'{100 * fraction:.2f}'
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f'{hours} h {rest // 60:02} min' if hours else f'{rest // 60} min {rest % 60:02} s'

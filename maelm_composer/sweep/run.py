@@ -1,0 +1,236 @@
+"""A search over tasks, points and seeds as Ray tasks: every run once, whatever is killed in between.
+
+A run's record lies under its key (run.py), so a second call does only what is missing; a run that failed is tried
+again by the next call. The repeats of a task's best point begin as soon as its own grid is done.
+"""
+
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from maelm_composer.cluster import start_ray
+from maelm_composer.config import FinetuningConfig, Precision
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.identity import run_key
+from maelm_composer.finetuning.run import find_finished
+from maelm_composer.precision import choose, tell
+from maelm_composer.sweep.claims import is_claimed
+from maelm_composer.sweep.report import Progress, Standing, print_result
+from maelm_composer.sweep.search import (
+    Record,
+    SweepResult,
+    conclude,
+    count_evaluations,
+    count_runs,
+    list_tasks,
+    plan_grid,
+    plan_repeats,
+)
+from maelm_composer.sweep.worker import (
+    Facts,
+    choose_precision,
+    first_line,
+    inspect_task,
+    locate_claim,
+    make_run,
+    record_failure,
+)
+from maelm_composer.tasks.catalogue import Task
+
+SECONDS_BETWEEN_LOOKS = 1.0
+TRAINING_PER_EVALUATION = 3  # a row's training costs about three times its evaluation
+
+
+@dataclass
+class Job:
+    key: str
+    config: FinetuningConfig
+    task: Task
+    cost: float  # characters through the encoder, forwards
+    record: Record | None = None
+
+
+def sweep(config: FinetuningConfig) -> SweepResult:
+    """Make every run of the search that is not recorded yet, and say what all of them come to.
+
+    Runs on this machine's Ray, or on the cluster at ``RAY_ADDRESS``, whose machines must share this folder. The records
+    go to ``save_folder``. Ctrl-C stops at once; what is recorded stays.
+
+    Raises:
+        InputError: before any run, where checkpoint, data, tasks or search space cannot be used, or no machine is large
+            enough for a run. A run that fails raises nothing: it is in ``failures``.
+    """
+    tasks = list_tasks(config)
+    for task in tasks:
+        count_runs(config, task)  # refuses what has no search space
+    started_here = start_ray()
+    try:
+        _, num_gpus = _count_slots(config)
+        facts = _inspect_all(config, tasks)
+        if config.precision is not Precision.auto:
+            choice = choose(config.precision, 'precision')
+        else:  # measured where the runs will be
+            remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
+            choice = _get(remote_choose.remote(config, os.getcwd()))
+        tell(choice.notice)
+        return _Sweep(dataclasses.replace(config, precision=choice.precision), tasks, facts).run()
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
+def sweep_and_print(config: FinetuningConfig) -> int:
+    """:func:`sweep` for the console; returns the exit code: 1 where a run failed, 130 after Ctrl-C."""
+    try:
+        result = sweep(config)
+    except KeyboardInterrupt:
+        print('stopped: the runs that ended are recorded, and the same command does the others', file=sys.stderr)
+        return 130
+    print_result(result)
+    print(f'records: {config.save_folder}')
+    return 1 if result.failures else 0
+
+
+class _Sweep:
+    """The state of one call: jobs by task, those that wait, and those that run."""
+
+    def __init__(self, config: FinetuningConfig, tasks: list[Task], facts: dict[str, Facts]) -> None:
+        self.config, self.tasks, self.facts = config, tasks, facts
+        self.jobs: dict[str, list[Job]] = {task.name: [] for task in tasks}
+        self.waiting: list[Job] = []
+        self.running: dict[Any, Job] = {}
+        self.without_repeats = list(tasks)
+
+    def run(self) -> SweepResult:
+        for task in self.tasks:
+            self._add(task, plan_grid(self.config, task))
+        try:
+            with Progress(self._list_standings) as self.progress:
+                self._plan_repeats()
+                while self.waiting or self.running:
+                    self._submit()
+                    self._collect()
+                    self._plan_repeats()
+                    self.progress.refresh()
+        finally:  # nothing runs on in a Ray that the caller keeps
+            for reference in self.running:
+                with contextlib.suppress(Exception):
+                    ray.cancel(reference, force=True)
+        records = {name: [job.record for job in jobs if job.record] for name, jobs in self.jobs.items()}
+        return SweepResult(
+            tasks=[conclude(self.config, task, records[task.name]) for task in self.tasks],
+            failures=[record for of_task in records.values() for record in of_task if record['status'] == 'failed'],
+        )
+
+    def _add(self, task: Task, configs: list[FinetuningConfig]) -> None:
+        facts = self.facts[task.name]
+        for config in configs:
+            training = TRAINING_PER_EVALUATION * config.max_epochs * facts.training_size
+            cost = training + count_evaluations(config, config.max_epochs) * facts.evaluation_size
+            key = run_key(config, facts.identity, facts.data_hash)
+            job = Job(key, config, task, cost, find_finished(config, key))
+            self.jobs[task.name].append(job)
+            if job.record is None:
+                self.waiting.append(job)
+
+    def _plan_repeats(self) -> None:
+        for task in list(self.without_repeats):
+            records = [job.record for job in self.jobs[task.name] if job.record]
+            if len(records) == len(self.jobs[task.name]):
+                self.without_repeats.remove(task)
+                self._add(task, plan_repeats(self.config, task, records))
+
+    def _submit(self) -> None:
+        """Fill the machine, the longest first; one more waits there: a cluster that grows on demand sees it."""
+        slots, num_gpus = _count_slots(self.config)
+        settings = self.config.sweep
+        remote = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=num_gpus, max_retries=settings.max_retries)
+        for job in sorted(self.waiting, key=lambda job: -job.cost):
+            if len(self.running) > slots:
+                return
+            if is_claimed(locate_claim(job.config, job.key)):
+                continue  # another sweep is at it
+            self.waiting.remove(job)
+            job.record = find_finished(job.config, job.key)  # another sweep's
+            if job.record is not None:
+                self.progress.announce(job.record)
+                continue
+            arguments = job.config, job.key, self.facts[job.task.name], os.getcwd()
+            self.running[remote(make_run).remote(*arguments)] = job
+
+    def _collect(self) -> None:
+        if not self.running:
+            time.sleep(SECONDS_BETWEEN_LOOKS if self.waiting else 0)
+            return
+        done, _ = ray.wait(list(self.running), num_returns=1, timeout=SECONDS_BETWEEN_LOOKS)
+        for reference in done:
+            job = self.running.pop(reference)
+            try:
+                job.record = _get(reference)
+            except ray.exceptions.RayTaskError:
+                raise
+            except ray.exceptions.RayError as error:
+                times = self.config.sweep.max_retries + 1
+                reason = f'its worker was lost {times} times, perhaps for want of memory: {first_line(error)}'
+                job.record = record_failure(job.config, job.key, self.facts[job.task.name], reason)
+            if job.record is None:  # another sweep was faster
+                self.waiting.append(job)
+            else:
+                self.progress.announce(job.record)
+
+    def _list_standings(self) -> list[Standing]:
+        standings = []
+        for task in self.tasks:
+            jobs = self.jobs[task.name]
+            records = [job.record for job in jobs if job.record]
+            total = count_runs(self.config, task) if task in self.without_repeats else len(jobs)
+            mean_cost = sum(job.cost for job in jobs) / len(jobs)
+            left = sum(job.cost for job in jobs if job.record is None) + (total - len(jobs)) * mean_cost
+            running = sum(job.task is task for job in self.running.values())
+            standings.append(Standing(task, total, records, running, left, sum(j.cost for j in jobs if j.record)))
+        return standings
+
+
+def _inspect_all(config: FinetuningConfig, tasks: list[Task]) -> dict[str, Facts]:
+    """Read checkpoint and data once a task, on the machines that will run them."""
+    remote_inspect = ray.remote(num_cpus=1)(inspect_task)
+    references = {task.name: remote_inspect.remote(config, task, os.getcwd()) for task in tasks}
+    return {name: _get(reference) for name, reference in references.items()}
+
+
+def _get(reference: Any) -> Any:
+    """What a worker returned; what it raised for the user to read in one line is raised as it was."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, (InputError, OSError)):
+            raise error.cause from None
+        raise
+
+
+def _count_slots(config: FinetuningConfig) -> tuple[int, float]:
+    """How many runs fit at a time on what Ray has now, and the GPUs that each gets; 0 where Ray has none.
+
+    Raises:
+        InputError: not even one fits.
+    """
+    cpus, gpus = config.sweep.cpus_per_run, config.sweep.gpus_per_run
+    there = ray.cluster_resources()
+    num_cpus, num_gpus = there.get('CPU', 0), there.get('GPU', 0)
+    if gpus > 1 and gpus != int(gpus):
+        raise InputError(f'sweep.gpus_per_run {gpus}: above 1 it must be a whole number')
+    slots = int(num_cpus / cpus + 1e-9)
+    if num_gpus and gpus:
+        slots = min(slots, int(num_gpus / gpus + 1e-9))
+    if slots == 0:
+        raise InputError(
+            f'sweep.cpus_per_run {cpus:g} and sweep.gpus_per_run {gpus:g}: Ray has {num_cpus:g} cores and '
+            f'{num_gpus:g} GPUs'
+        )
+    return slots, gpus if num_gpus else 0

@@ -1,0 +1,80 @@
+"""Examples -> token ids and targets: ``[CLS] A [SEP]``, ``[CLS] A [SEP] [SEP] B [SEP]`` (authors' code)."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from maelm_composer.config import SpanConfig
+from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, Task
+from maelm_composer.tasks.sources import TextExample
+from maelm_composer.tasks.squad import Window
+
+SPECIALS_OF_PAIR = 4
+TEXTS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the model reads, one row an example (span tasks: one a window), and what it should answer."""
+
+    input_ids: list[np.ndarray]  # each (T,) int32
+    targets: np.ndarray  # (rows,) class or number; span: (rows, 2) first and last token of the answer, 0 0 for none
+    passage_starts: np.ndarray | None = None  # (rows,) span only: the passage is [start, T - 1)
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(ids) for ids in self.input_ids]
+
+
+def encode_texts(examples: Sequence[TextExample], task: Task, tokenizer: Any, max_seq_len: int) -> Inputs:
+    """Tokenise many texts at a time on all cores; what is too long loses its end, the longer text of a pair first."""
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    rows: list[np.ndarray] = []
+    for first in range(0, len(examples), TEXTS_AT_ONCE):
+        some = examples[first : first + TEXTS_AT_ONCE]
+        sides = [_tokenize([example.texts[side] for example in some], tokenizer) for side in range(len(some[0].texts))]
+        for ids in zip(*sides, strict=True):
+            rows.append(np.array(_join(ids, cls, sep, max_seq_len), np.int32))
+    if task.kind == REGRESSION:
+        targets = np.array([example.label / MAX_SIMILARITY for example in examples], np.float32)
+    else:
+        targets = np.array([example.label for example in examples], np.int64)
+    return Inputs(rows, targets)
+
+
+def stack_windows(windows_of_examples: Iterable[list[Window]]) -> tuple[Inputs, int]:
+    """What of the windows the model needs, and how many examples have none: their answer is not in their context."""
+    rows, starts, targets, num_left_out = [], [], [], 0
+    for windows in windows_of_examples:  # one by one, as the offsets of a whole training set would fill the memory
+        num_left_out += not windows
+        for window in windows:
+            rows.append(np.array(window.input_ids, np.int32))
+            starts.append(window.passage_start)
+            targets.append((window.start, window.end))
+    return Inputs(rows, np.array(targets, np.int64).reshape(-1, 2), np.array(starts, np.int64)), num_left_out
+
+
+def fit_span(span: SpanConfig, max_seq_len: int) -> SpanConfig:
+    """The same for rows so short that a question could take most of one: it is cut to half of what is free."""
+    room = (max_seq_len - SPECIALS_OF_PAIR) // 2
+    return dataclasses.replace(span, max_query_length=min(span.max_query_length, room))
+
+
+def _tokenize(texts: list[str], tokenizer: Any) -> list[list[int]]:
+    encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
+
+
+def _join(ids: tuple[list[int], ...], cls: int, sep: int, max_seq_len: int) -> list[int]:
+    if len(ids) == 1:
+        return [cls, *ids[0][: max_seq_len - 2], sep]
+    first, second = ids
+    budget = max_seq_len - SPECIALS_OF_PAIR
+    keep = min(len(second), max(budget // 2, budget - len(first)))
+    return [cls, *first[: budget - keep], sep, sep, *second[:keep], sep]

@@ -1,0 +1,217 @@
+"""SQuAD 2.0: passages as windows of tokens, and scores of tokens back to texts.
+
+What the paper leaves open follows the authors' code (docs/deviations.md), but for its windows, which run over the
+position table by one: here the budget counts all four special tokens.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from maelm_composer.config import SpanConfig
+from maelm_composer.errors import InputError
+from maelm_composer.tasks.sources import SpanExample
+
+NEAR = 20  # characters between where an answer is said to start and where it is found
+TEXTS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True)
+class Window:
+    """One input of the model, T tokens; the passage's are [passage_start, T - 1)."""
+
+    input_ids: list[int]
+    passage_start: int
+    start: int  # targets: the answer's first and last token; 0, 0 where this window does not hold it whole
+    end: int
+    offsets: list[tuple[int, int] | None]  # characters of the context; None for the question and special tokens
+    is_best_context: list[bool]  # no other window shows more around this token; empty in training
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    input_ids: list[int]
+    offsets: list[tuple[int, int]]  # characters of the text
+
+
+def build_windows(
+    examples: Sequence[SpanExample], tokenizer: Any, max_seq_len: int, span: SpanConfig, is_training: bool
+) -> Iterator[list[Window]]:
+    """Example by example ``[CLS] question [SEP] [SEP] part of the passage [SEP]``, never longer than ``max_seq_len``.
+
+    Args:
+        examples: the first answer is the target in training; none: no answer. One that is not in its context gives an
+            empty list.
+        tokenizer: a fast Hugging Face tokenizer; each text is tokenised once and many at a time: four times as fast.
+
+    Raises:
+        InputError: ``max_seq_len`` leaves no room for the passage.
+    """
+    special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
+    for first in range(0, len(examples), TEXTS_AT_ONCE):
+        some = examples[first : first + TEXTS_AT_ONCE]
+        texts = encode_texts([text for example in some for text in (example.question, example.context)], tokenizer)
+        for example in some:
+            question, passage, answer = texts[example.question], texts[example.context], None
+            if is_training and example.answers_text:
+                answer = _find_answer(example, passage.offsets)
+                if answer is None:
+                    yield []
+                    continue
+            yield _cut(question, passage, answer, special_ids, max_seq_len, span, is_training)
+
+
+def encode_texts(texts: Sequence[str], tokenizer: Any) -> dict[str, EncodedText]:
+    """Each different text once, without special tokens."""
+    unique = list(dict.fromkeys(texts))
+    encodings = tokenizer.backend_tokenizer.encode_batch(unique, add_special_tokens=False)
+    return {text: EncodedText(e.ids, e.offsets) for text, e in zip(unique, encodings, strict=True)}
+
+
+def _find_answer(example: SpanExample, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:
+    """First and last token (of the context, at ``offsets``) of the first answer, or None where it is not there.
+
+    Its white space may differ from the context's.
+    """
+    start, words = example.answer_starts[0], example.answers_text[0].split()
+    pattern = r'\s+'.join(re.escape(word) for word in words)
+    matches = re.finditer(pattern, example.context) if words else ()
+    found = [match.span() for match in matches if abs(match.start() - start) <= NEAR]
+    if not found:
+        return None
+    begin, end = min(found, key=lambda place: abs(place[0] - start))
+    first = bisect_right(offsets, begin, key=lambda offset: offset[1])
+    last = bisect_left(offsets, end, key=lambda offset: offset[0]) - 1
+    return (first, last) if first <= last else None
+
+
+def _cut(
+    question: EncodedText,
+    passage: EncodedText,
+    answer: tuple[int, int] | None,  # first and last token of the passage
+    special_ids: tuple[int, int],
+    max_seq_len: int,
+    span: SpanConfig,
+    is_training: bool,
+) -> list[Window]:
+    cls, sep = special_ids
+    head = [cls, *question.input_ids[: span.max_query_length], sep, sep]
+    budget, length = max_seq_len - len(head) - 1, len(passage.input_ids)
+    if budget < 1:
+        raise InputError(
+            f'max_seq_len {max_seq_len} leaves no room for the passage: {len(head) + 1} tokens are the question and '
+            'special tokens; set a smaller span.max_query_length'
+        )
+    starts = _window_starts(length, budget, span.doc_stride)
+    best = None if is_training else _find_best_context(starts, budget, length)
+    windows = []
+    for index, begin in enumerate(starts):
+        end = min(begin + budget, length)
+        shift, target = len(head) - begin, (0, 0)
+        if answer is not None and begin <= answer[0] and answer[1] < end:
+            target = answer[0] + shift, answer[1] + shift
+        is_best = [] if best is None else [*[False] * len(head), *(best[begin:end] == index).tolist(), False]
+        windows.append(
+            Window(
+                input_ids=[*head, *passage.input_ids[begin:end], sep],
+                passage_start=len(head),
+                start=target[0],
+                end=target[1],
+                offsets=[*[None] * len(head), *passage.offsets[begin:end], None],
+                is_best_context=is_best,
+            )
+        )
+    return windows
+
+
+def _window_starts(length: int, budget: int, doc_stride: int) -> range:
+    """First passage token of every window. PAPER-SILENT: rows too short for the stride overlap by half, not less."""
+    step = min(doc_stride, max(1, budget // 2))
+    num_more = max(0, -((budget - length) // step))
+    return range(0, num_more * step + 1, step)
+
+
+def _find_best_context(starts: range, budget: int, length: int) -> np.ndarray:
+    """(passage tokens,) index of the window that shows most around each: the smaller side counts, then the length."""
+    tokens = np.arange(length)
+    begin = np.array(starts)[:, None]
+    end = np.minimum(begin + budget, length)
+    score = np.minimum(tokens - begin, end - 1 - tokens) + 0.01 * (end - begin)
+    return np.where((begin <= tokens) & (tokens < end), score, -np.inf).argmax(0)
+
+
+def predict_answers(
+    examples: Sequence[SpanExample],
+    windows_of_example: Sequence[Sequence[Window]],
+    start_logits: Sequence[np.ndarray],
+    end_logits: Sequence[np.ndarray],
+    span: SpanConfig,
+) -> list[dict[str, Any]]:
+    """The best text of every question, an exact slice of its context.
+
+    Args:
+        examples: their ``id`` and ``context`` are read.
+        start_logits: one array for each window, in the order of the examples and their windows: (T or longer,).
+        end_logits: the same.
+
+    Returns:
+        For each example ``id``; ``prediction``, the best answer that is not "no answer" ('' where a passage has no
+        tokens); ``null_score_difference``, the score of "no answer" (the smallest over the windows) minus that of the
+        text.
+
+    Raises:
+        ValueError: the arrays are not as many as the windows, or hold NaN.
+    """
+    total = sum(len(windows) for windows in windows_of_example)
+    if not total == len(start_logits) == len(end_logits):
+        raise ValueError(f'{total} windows, but {len(start_logits)} rows of start and {len(end_logits)} of end scores')
+    predictions, first = [], 0
+    for example, windows in zip(examples, windows_of_example, strict=True):
+        rows = range(first, first + len(windows))
+        first += len(windows)
+        nulls, found = [], []
+        for window, row in zip(windows, rows, strict=True):
+            start, end = start_logits[row][: len(window.input_ids)], end_logits[row][: len(window.input_ids)]
+            nulls.append(float(start[0]) + float(end[0]))
+            found.append(_find_best_text(example.context, window, start, end, span))
+        null = float(np.min(nulls, initial=np.inf))  # NaN stays NaN
+        if not np.isfinite(null):
+            raise ValueError(f'question {example.id}: the score of "no answer" is {null}')
+        text, score = max(found, key=lambda pair: pair[1])
+        # Without any text the difference is to a score of 0; the text is empty, so nothing depends on it.
+        difference = null - score if text else null
+        predictions.append({'id': example.id, 'prediction': text, 'null_score_difference': difference})
+    return predictions
+
+
+def _find_best_text(
+    context: str, window: Window, start: np.ndarray, end: np.ndarray, span: SpanConfig
+) -> tuple[str, float]:
+    """Of the allowed pairs of the ``n_best`` starts and ends, with its score; '' and -inf where none is a text."""
+    begin, stop = window.passage_start, len(window.input_ids) - 1
+    is_best = np.array(window.is_best_context[begin:stop], bool)
+    starts = _take_best(np.where(is_best, start[begin:stop], -np.inf), span.n_best) + begin
+    ends = _take_best(end[begin:stop], span.n_best) + begin
+    length = ends[None, :] - starts[:, None] + 1
+    rows, columns = np.nonzero((length >= 1) & (length <= span.max_answer_length))
+    starts, ends = starts[rows], ends[columns]
+    scores = start[starts].astype(float) + end[ends].astype(float)
+    for i in np.argsort(-scores, kind='stable'):
+        first, last = window.offsets[starts[i]], window.offsets[ends[i]]
+        assert first is not None
+        assert last is not None
+        if text := context[first[0] : last[1]].strip():
+            return text, float(scores[i])
+    return '', -np.inf
+
+
+def _take_best(scores: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the ``count`` greatest finite scores, the greatest first, the earlier of equals."""
+    if np.isnan(scores).any():
+        raise ValueError('the scores of a window hold NaN')
+    best = np.argsort(-scores, kind='stable')[:count]
+    return best[np.isfinite(scores[best])]

@@ -1,0 +1,185 @@
+"""Hugging Face's classes and ours compute the same, to 1e-5 in fp32, with padding; nothing is downloaded."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import (
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    MPNetConfig,
+    MPNetModel,
+    RobertaConfig,
+    RobertaModel,
+)
+
+from maelm_composer.checkpoints import modeling_maelm
+from maelm_composer.checkpoints.huggingface import HuggingFaceEncoder, export_encoder, find_obstacle, import_encoder
+from maelm_composer.config import RelativePositionFunction
+from maelm_composer.errors import InputError
+from maelm_composer.model.encoder import Encoder
+from maelm_composer.model.relative_position import bucket_distances
+
+TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
+LENGTH = 300  # beyond the farthest bucket of 32/128, 64/128 and 128/256
+SIZES = {
+    'vocab_size': 60,
+    'hidden_size': 32,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 4,
+    'intermediate_size': 64,
+    'layer_norm_eps': 1e-3,  # large enough that a wrong one shows
+}
+BASES = {
+    'roberta': (RobertaModel, RobertaConfig(type_vocab_size=2, max_position_embeddings=LENGTH + 2, **SIZES)),
+    'mpnet': (MPNetModel, MPNetConfig(max_position_embeddings=LENGTH + 2, **SIZES)),
+    'bert': (BertModel, BertConfig(max_position_embeddings=LENGTH, **SIZES)),
+}
+RELATIVE = {
+    'none': (0, 128, RelativePositionFunction.t5, RobertaModel),
+    'stock': (32, 128, RelativePositionFunction.t5, MPNetModel),
+    'base_pp': (64, 128, RelativePositionFunction.t5, modeling_maelm.MaelmModel),
+    'large_pp': (128, 256, RelativePositionFunction.t5, modeling_maelm.MaelmModel),
+    'authors': (32, 128, RelativePositionFunction.authors, modeling_maelm.MaelmModel),
+}
+
+
+def randomize(model):
+    """Biases, norms and unused rows too, so that one that is left out shows."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
+    return model.eval()
+
+
+def build_inputs(pad_id):
+    """(3, LENGTH) ids, positions and segments; the last two rows end in padding."""
+    ids = torch.randint(4, SIZES['vocab_size'], (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    segments = torch.ones_like(ids)
+    for row, length in ((1, LENGTH - 13), (2, 7)):
+        ids[row, length:], segments[row, length:] = pad_id, 0
+    return ids, torch.arange(LENGTH).expand(3, -1), segments
+
+
+@torch.no_grad()
+def assert_same_states(model, encoder, pad_id):
+    """Every layer's states of the real tokens."""
+    ids, positions, segments = build_inputs(pad_id)
+    theirs = model(input_ids=ids, attention_mask=segments, output_hidden_states=True).hidden_states
+    ours = list(encoder.layer_states(ids, positions, segments))
+    assert len(ours) == len(theirs) == SIZES['num_hidden_layers'] + 1
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a[segments > 0], b[segments > 0], **TOLERANCE)
+
+
+def load(config, weights):
+    encoder = Encoder(config)
+    encoder.load_state_dict(weights)
+    return encoder.eval()
+
+
+@pytest.fixture(params=BASES)
+def theirs(request):
+    model_class, config = BASES[request.param]
+    return randomize(model_class(config, add_pooling_layer=False))
+
+
+def test_an_imported_encoder_computes_the_same(theirs):
+    config, weights = import_encoder(theirs.config, theirs.state_dict())
+    assert config.max_seq_len == LENGTH
+    assert_same_states(theirs, load(config, weights), theirs.config.pad_token_id)
+
+
+def test_there_and_back_is_the_same_model(theirs):
+    pad_id = theirs.config.pad_token_id
+    config, weights = import_encoder(theirs.config, theirs.state_dict())
+    exported, back = export_encoder(config, weights, pad_id)
+    model_class = MPNetModel if exported.model_type == 'mpnet' else RobertaModel  # BERT comes back as RoBERTa
+    assert exported.model_type == {'bert': 'roberta'}.get(theirs.config.model_type, theirs.config.model_type)
+    again = model_class(exported, add_pooling_layer=False)
+    again.load_state_dict(back)
+    assert_same_states(again.eval(), load(config, weights), pad_id)
+    ids, _, segments = build_inputs(pad_id)
+    with torch.no_grad():
+        states = [model(input_ids=ids, attention_mask=segments).last_hidden_state for model in (theirs, again)]
+    assert_close(states[0][segments > 0], states[1][segments > 0], **TOLERANCE)
+
+
+@pytest.mark.parametrize('kind', RELATIVE)
+def test_an_exported_encoder_computes_the_same(config, kind):
+    buckets, distance, function, model_class = RELATIVE[kind]
+    settings = config(
+        max_seq_len=LENGTH,
+        layer_norm_eps=1e-3,
+        relative_position_buckets=buckets,
+        relative_position_max_distance=distance,
+        relative_position_function=function,
+    )
+    encoder = randomize(Encoder(settings))
+    exported, weights = export_encoder(settings, encoder.state_dict(), pad_id=1)
+    model = model_class(exported, add_pooling_layer=False)
+    model.load_state_dict(weights)
+    assert_same_states(model.eval(), encoder, pad_id=1)
+    again, back = import_encoder(exported, weights)
+    assert (again.relative_position_buckets, again.relative_position_function) == (buckets, function)
+    assert_close(back, dict(encoder.state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('function', RelativePositionFunction)
+@pytest.mark.parametrize('buckets, max_distance', [(32, 128), (64, 128), (128, 256)])
+def test_the_exported_file_has_our_bucket_functions(function, buckets, max_distance):
+    distances = torch.arange(-600, 601)
+    expected = bucket_distances(distances, buckets, max_distance, function)
+    assert modeling_maelm.bucket_distances(distances, buckets, max_distance, function.name).equal(expected)
+
+
+@pytest.mark.parametrize(
+    'config, obstacle',
+    [
+        (DistilBertConfig(), 'distilbert'),
+        (RobertaConfig(hidden_act='gelu_new'), 'hidden_act is gelu_new'),
+        (RobertaConfig(position_embedding_type='relative_key'), 'position_embedding_type is relative_key'),
+        (BertConfig(is_decoder=True), 'is_decoder is True'),
+        (MPNetConfig(relative_attention_num_buckets=64), 'relative_attention_num_buckets is 64, not 32'),
+    ],
+)
+def test_what_our_encoder_cannot_compute_is_named(config, obstacle):
+    assert obstacle in find_obstacle(config)
+    with pytest.raises(InputError, match='cannot compute'):
+        import_encoder(config, {})
+
+
+def test_relative_positions_need_the_padding_id_that_mpnet_holds(config):
+    settings = config()
+    with pytest.raises(InputError, match=r'\[PAD\] has id 0'):
+        export_encoder(settings, Encoder(settings).state_dict(), pad_id=0)
+
+
+class TestWrapped:
+    """A model of theirs behind our encoder's interface."""
+
+    @pytest.fixture
+    def pair(self, theirs):
+        config, weights = import_encoder(theirs.config, theirs.state_dict())
+        return HuggingFaceEncoder(theirs), load(config, weights), build_inputs(theirs.config.pad_token_id)
+
+    @torch.no_grad()
+    def test_it_answers_as_our_encoder(self, pair):
+        wrapped, ours, inputs = pair
+        is_real, wanted = inputs[2] > 0, torch.tensor([[0, 5], [2, 4], [6, 0]])
+        assert_close(wrapped(*inputs)[is_real], ours(*inputs)[is_real], **TOLERANCE)
+        assert_close(wrapped(*inputs, query_index=wanted), ours(*inputs, query_index=wanted), **TOLERANCE)
+        for a, b in zip(wrapped.layer_states(*inputs), ours.layer_states(*inputs), strict=True):
+            assert_close(a[is_real], b[is_real], **TOLERANCE)
+
+    @pytest.mark.parametrize('changed', ['packed', 'gap'])
+    def test_it_refuses_what_it_would_compute_wrongly(self, pair, changed):
+        wrapped, _, (ids, positions, segments) = pair
+        positions, segments = positions.clone(), segments.clone()
+        if changed == 'packed':
+            segments[0, 20:] = 2
+        else:
+            positions[0, 20:] += 1
+        with pytest.raises(InputError, match='one whole sequence'):
+            wrapped(ids, positions, segments)

@@ -1,0 +1,269 @@
+"""Encoders to start from: our checkpoints, local and in an object store, and Hugging Face's; nothing is downloaded."""
+
+import json
+import shutil
+from pathlib import Path
+
+import boto3
+import pytest
+import torch
+from moto.server import ThreadedMotoServer
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from transformers import DistilBertConfig, DistilBertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
+
+from maelm_composer.checkpoints.huggingface import HuggingFaceEncoder
+from maelm_composer.checkpoints.pretrained import load_pretrained
+from maelm_composer.config import Implementation
+from maelm_composer.errors import InputError
+from maelm_composer.model.encoder import Encoder
+from maelm_composer.model.maelm import build_model
+from maelm_composer.recipe import to_plain
+from tests.tiny import CHECKPOINT, MODEL, SIZES, N, V, write_tokenizer
+
+TOKENS = torch.arange(4, 12)[None], torch.arange(8)[None], torch.ones(1, 8, dtype=torch.long)
+HF_SETTINGS = {'vocab_size': V, 'max_position_embeddings': N + 2, 'pad_token_id': 1, **SIZES}
+
+
+@pytest.fixture
+def run(checkpoint, tmp_path) -> Path:
+    """A run folder of one's own; its shards would lie beside it."""
+    folder = shutil.copytree(checkpoint, tmp_path / 'run', symlinks=True)
+    recipe = folder / 'recipe.yaml'
+    recipe.write_text(recipe.read_text().replace(str(checkpoint.parent), str(tmp_path)))
+    return folder
+
+
+def expected_states() -> torch.Tensor:
+    return build_model(MODEL, seed=1).encoder.eval()(*TOKENS)
+
+
+@pytest.mark.parametrize('path', ['', 'latest', 'latest/', CHECKPOINT])
+def test_our_own_checkpoint(run, path):
+    state = torch.get_rng_state()
+    pretrained = load_pretrained(f'{run}/{path}')
+    assert torch.get_rng_state().equal(state)
+    assert_close(pretrained.encoder(*TOKENS), expected_states(), rtol=0, atol=0)
+    assert (pretrained.hidden_size, pretrained.max_seq_len, pretrained.vocab_size) == (32, N, V)
+    assert pretrained.config == MODEL
+    identity = dict(pretrained.identity)
+    assert len(identity.pop('hash')) == 64
+    assert identity == {
+        'uri': str(run / CHECKPOINT),
+        'run_name': 'tiny',
+        'samples': 64,
+        'recipe_hash': 'r' * 64,
+        'training_seconds': 1.5,
+        'implementation': 'ours',
+    }
+
+
+def test_a_relative_address_stays_relative(run, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    assert load_pretrained('run').identity['uri'] == f'run/{CHECKPOINT}'
+    monkeypatch.chdir(run)
+    assert load_pretrained('latest').identity['uri'] == f'./{CHECKPOINT}'
+
+
+def test_a_link_to_a_run_elsewhere(run, tmp_path):
+    (tmp_path / 'elsewhere').symlink_to(run)  # an absolute link
+    for path in ('elsewhere', 'elsewhere/latest'):
+        assert_close(load_pretrained(str(tmp_path / path)).encoder(*TOKENS), expected_states(), rtol=0, atol=0)
+
+
+def test_the_tokenizer_reads_special_tokens_as_text(run):
+    tokenizer = load_pretrained(str(run)).tokenizer
+    for ids in (tokenizer.backend_tokenizer.encode('[MASK]').ids, tokenizer('[MASK]')['input_ids']):
+        assert V - 1 not in ids
+        assert len(ids) > 3
+    assert tokenizer.mask_token_id == V - 1
+
+
+def test_reading_leaves_cuda_alone(run, monkeypatch):
+    # A sweep's worker reads a checkpoint to plan; what CUDA saw then it would see in the run that comes after.
+    asked = []
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: bool(asked.append('for a GPU')))
+    encoder = load_pretrained(str(run)).encoder
+    assert asked == []
+    assert {weight.device.type for weight in encoder.parameters()} == {'cpu'}
+
+
+def test_dropout_replaces_that_of_the_checkpoint(run):
+    encoder = load_pretrained(str(run), dropout=0.3).encoder
+    assert encoder.dropout.p == encoder.layers[1].dropout.p == encoder.layers[1].self_attention.dropout == 0.3
+    assert load_pretrained(str(run)).encoder.dropout.p == MODEL.hidden_dropout_prob
+
+
+def test_other_weights_have_another_hash(run):
+    before = load_pretrained(str(run)).identity['hash']
+    save_file(build_model(MODEL, seed=2).state_dict(), run / CHECKPOINT / 'model.safetensors')
+    assert load_pretrained(str(run)).identity['hash'] != before
+
+
+def test_an_old_run_reads_with_the_tokenizer_of_its_data(run, tmp_path):
+    shutil.rmtree(run / 'tokenizer')
+    with pytest.raises(InputError, match=r'run/tokenizer is not there'):
+        load_pretrained(str(run))
+    write_tokenizer(tmp_path / 'shards' / 'tokenizer')
+    assert len(load_pretrained(str(run)).tokenizer) == V
+
+
+def test_an_object_store(run, monkeypatch):
+    server = ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv('S3_ENDPOINT_URL', f'http://{host}:{port}')
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'x')
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'x')
+    try:
+        client = boto3.client('s3', endpoint_url=f'http://{host}:{port}', region_name='us-east-1')
+        client.create_bucket(Bucket='bucket')
+        for path in sorted(p for p in run.rglob('*') if p.is_file() and run / 'latest' not in p.parents):
+            client.upload_file(str(path), 'bucket', f'runs/tiny/{path.relative_to(run)}')
+        client.put_object(Bucket='bucket', Key='runs/tiny/latest', Body=CHECKPOINT.encode())
+        for path in ('', '/latest', f'/{CHECKPOINT}'):
+            pretrained = load_pretrained(f's3://bucket/runs/tiny{path}')
+            assert_close(pretrained.encoder(*TOKENS), expected_states(), rtol=0, atol=0)
+            assert pretrained.identity['uri'] == f's3://bucket/runs/tiny/{CHECKPOINT}'
+            assert pretrained.identity['samples'] == 64
+            assert len(pretrained.tokenizer) == V
+        with pytest.raises(InputError, match='neither a run nor a checkpoint'):
+            load_pretrained('s3://bucket/runs/other')
+    finally:
+        server.stop()
+
+
+def test_a_fine_tuned_model_gives_its_encoder(run, tmp_path):
+    folder = tmp_path / 'finetuned' / 'rte-0'
+    folder.mkdir(parents=True)
+    encoder = Encoder(MODEL)
+    weights = {f'encoder.{name}': value for name, value in encoder.state_dict().items()}
+    save_file(weights | {'head.dense.weight': torch.zeros(2, 2)}, folder / 'model.safetensors')
+    origin = load_pretrained(str(run)).identity
+    description = {'config': to_plain(MODEL), 'task': 'rte', 'checkpoint': origin}
+    (folder / 'finetuned.json').write_text(json.dumps(description))
+    write_tokenizer(folder / 'tokenizer')
+    pretrained = load_pretrained(str(folder))
+    assert_close(pretrained.encoder(*TOKENS), encoder.eval()(*TOKENS), rtol=0, atol=0)
+    assert pretrained.identity['run_name'] == 'tiny'
+    assert pretrained.identity['hash'] != origin['hash']
+    assert pretrained.config.relative_position_function is MODEL.relative_position_function
+
+
+class TestBadCheckpoints:
+    def test_nothing_there(self, tmp_path):
+        with pytest.raises(InputError, match='there is no such checkpoint'):
+            load_pretrained(str(tmp_path / 'nothing'))
+        with pytest.raises(InputError, match='neither a checkpoint of ours nor'):
+            load_pretrained(str(tmp_path))
+
+    def test_a_run_that_has_saved_nothing(self, run):
+        (run / 'latest').unlink()
+        with pytest.raises(InputError, match='holds no checkpoint yet'):
+            load_pretrained(str(run))
+
+    def test_other_shapes_than_the_recipe(self, run):
+        recipe = run / 'recipe.yaml'
+        recipe.write_text(recipe.read_text().replace('intermediate_size: 64', 'intermediate_size: 48'))
+        with pytest.raises(InputError, match=r'intermediate.*is \(64.* in the checkpoint, \(48'):
+            load_pretrained(str(run))
+
+    def test_a_missing_weight(self, run):
+        path = run / CHECKPOINT / 'model.safetensors'
+        weights = load_file(path)
+        del weights['encoder.relative_position.weight']
+        save_file(weights, path)
+        with pytest.raises(InputError, match=r'relative_position\.weight is not there in the checkpoint'):
+            load_pretrained(str(run))
+
+    def test_half_a_file(self, run):
+        path = run / CHECKPOINT / 'model.safetensors'
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.raises(InputError, match='not a whole safetensors file'):
+            load_pretrained(str(run))
+
+    def test_a_tokenizer_of_another_size(self, run):
+        write_tokenizer(run / 'tokenizer', vocab_size=V - 10)
+        with pytest.raises(InputError, match=f'has {V - 10} tokens, the model {V}'):
+            load_pretrained(str(run))
+
+    def test_our_own_through_hugging_face(self, run):
+        with pytest.raises(InputError, match='is a checkpoint of ours'):
+            load_pretrained(str(run), Implementation.huggingface)
+
+    def test_a_hub_name_without_network(self, monkeypatch, tmp_path):
+        monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError, match='no-such-owner/no-such-model: ') as error:
+            load_pretrained('no-such-owner/no-such-model')
+        assert '\n' not in str(error.value)
+
+
+class TestHuggingFace:
+    def write(self, folder: Path, model) -> Path:
+        torch.manual_seed(0)
+        model.init_weights()
+        model.pooler = None
+        model.save_pretrained(folder)
+        write_tokenizer(folder)
+        return folder
+
+    @pytest.fixture(params=[(RobertaModel, RobertaConfig), (MPNetModel, MPNetConfig)], ids=['roberta', 'mpnet'])
+    def stock(self, request, tmp_path):
+        model_class, config_class = request.param
+        return self.write(tmp_path / 'stock', model_class(config_class(**HF_SETTINGS)))
+
+    @torch.no_grad()
+    def test_both_implementations_are_the_same_model(self, stock):
+        ours = load_pretrained(str(stock), Implementation.auto)
+        torch.manual_seed(1)  # the pooler, which the file need not hold, is drawn anew
+        theirs = load_pretrained(str(stock), Implementation.huggingface)
+        assert isinstance(ours.encoder, Encoder)
+        assert isinstance(theirs.encoder, HuggingFaceEncoder)
+        assert_close(ours.encoder(*TOKENS), theirs.encoder(*TOKENS), rtol=1e-5, atol=1e-5)
+        assert (ours.max_seq_len, ours.hidden_size) == (theirs.max_seq_len, theirs.hidden_size) == (N, 32)
+        assert ours.identity['hash'] == theirs.identity['hash']
+        assert [p.identity['implementation'] for p in (ours, theirs)] == ['ours', 'huggingface']
+        assert theirs.config is None
+
+    def test_what_decides_its_hash(self, stock, tmp_path):
+        def hash_after(changed: str, before: str, after: str) -> str:
+            folder = shutil.copytree(stock, tmp_path / 'copy', dirs_exist_ok=True)
+            text = (stock / changed).read_text()
+            assert before in text
+            (folder / changed).write_text(text.replace(before, after))
+            return load_pretrained(str(folder)).identity['hash']
+
+        unchanged = load_pretrained(str(stock), dropout=0.3).identity['hash']
+        assert hash_after('config.json', '"transformers_version": "', '"transformers_version": "0') == unchanged
+        assert hash_after('config.json', '"layer_norm_eps": 1e-', '"layer_norm_eps": 2e-') != unchanged
+        assert hash_after('tokenizer.json', '"use_regex": true', '"use_regex": false') != unchanged
+
+    def test_dropout_reaches_both(self, stock):
+        ours, theirs = (load_pretrained(str(stock), Implementation[name], 0.3) for name in ('ours', 'huggingface'))
+        assert ours.encoder.layers[0].dropout.p == ours.config.attention_probs_dropout_prob == 0.3
+        rates = {module.p for module in theirs.encoder.modules() if isinstance(module, torch.nn.Dropout)}
+        assert rates == {0.3}
+
+    def test_what_is_not_ours_is_wrapped(self, tmp_path):
+        config = DistilBertConfig(
+            vocab_size=V, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=N, pad_token_id=1
+        )
+        folder = str(self.write(tmp_path / 'stock', DistilBertModel(config)))
+        assert isinstance(load_pretrained(folder).encoder, HuggingFaceEncoder)
+        assert load_pretrained(folder).max_seq_len == N
+        with pytest.raises(InputError, match='it is a distilbert model'):
+            load_pretrained(folder, Implementation.ours)
+
+    def test_a_folder_that_lacks_weights(self, stock):
+        weights = load_file(stock / 'model.safetensors')
+        key = next(key for key in weights if 'layer.1.output.dense.weight' in key)
+        del weights[key]
+        save_file(weights, stock / 'model.safetensors', {'format': 'pt'})
+        with pytest.raises(InputError, match=r'lacks 1 weights.*layer\.1.output\.dense\.weight'):
+            load_pretrained(str(stock))
+
+    def test_a_tokenizer_with_more_tokens_than_the_model(self, stock):
+        write_tokenizer(stock, vocab_size=V + 2)
+        with pytest.raises(InputError, match=f'has {V + 2} tokens, its model only {V}'):
+            load_pretrained(str(stock))

@@ -1,0 +1,93 @@
+"""Metrics equal torchmetrics', ties and constants included."""
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.functional import matthews_corrcoef, pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional.classification import binary_f1_score
+
+from maelm_composer.tasks.catalogue import TASKS
+from maelm_composer.tasks.metrics import compute_influences, compute_metrics, score_constant
+
+
+def compute(name, predictions, labels):
+    return compute_metrics(TASKS[name], {'dev': np.array(predictions)}, {'dev': np.array(labels)})
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_classification(seed):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 2, 500)
+    predictions = np.where(generator.random(500) < 0.7, labels, generator.integers(0, 2, 500))
+    ours, theirs = (predictions, labels), (torch.tensor(predictions), torch.tensor(labels))
+    assert compute('cola', *ours)['matthews'] == pytest.approx(
+        matthews_corrcoef(*theirs, task='binary').item(), abs=1e-6
+    )
+    assert compute('mrpc', *ours)['f1'] == pytest.approx(binary_f1_score(*theirs).item(), abs=1e-6)
+    assert compute('mrpc', *ours)['accuracy'] == (predictions == labels).mean()
+
+
+@pytest.mark.parametrize('decimals', [0, 1, 8])
+def test_correlations_with_ties(decimals):
+    generator = np.random.default_rng(decimals)
+    labels = generator.uniform(0, 5, 300).round(min(decimals, 1))
+    predictions = (labels + generator.normal(0, 2, 300)).round(decimals)
+    ours, theirs = compute('stsb', predictions, labels), (torch.tensor(predictions), torch.tensor(labels))
+    assert ours['pearson'] == pytest.approx(pearson_corrcoef(*theirs).item(), abs=1e-6)
+    assert ours['spearman'] == pytest.approx(spearman_corrcoef(*theirs).item(), abs=1e-6)
+
+
+def test_a_constant_answer_correlates_with_nothing():
+    assert compute('stsb', [0.1, 0.1, 0.1], [1, 2, 3]) == {'spearman': 0.0, 'pearson': 0.0}
+    assert compute('cola', [1, 1, 1], [1, 0, 1]) == {'matthews': 0.0, 'accuracy': 2 / 3}
+    assert compute('mrpc', [0, 0], [0, 0]) == {'accuracy': 1.0, 'f1': 0.0}
+
+
+def test_both_parts_of_mnli():
+    predictions = {'matched': np.array([0, 1, 2, 2]), 'mismatched': np.array([0, 0])}
+    labels = {'matched': np.array([0, 1, 2, 0]), 'mismatched': np.array([0, 1])}
+    computed = compute_metrics(TASKS['mnli'], predictions, labels)
+    assert computed == {'matched_accuracy': 0.75, 'mismatched_accuracy': 0.5}
+
+
+def test_baselines():
+    assert score_constant(TASKS['mnli'], np.array([0, 1, 2, 2])) == 0.5
+    assert score_constant(TASKS['mrpc'], np.array([1, 1, 1, 0])) == 0.75
+    assert score_constant(TASKS['cola'], np.array([1, 1, 1, 0])) == 0
+    assert score_constant(TASKS['stsb'], np.array([1.0, 5.0])) == 0
+    assert score_constant(TASKS['squad2'], np.array([True, False, False])) == pytest.approx(2 / 3)
+
+
+def draw_examples(kind, count, generator):
+    """Predictions that are right more often than not."""
+    if kind == 'classification':
+        labels = (generator.random(count) < 0.3).astype(int)
+        return np.where(generator.random(count) < 0.25, 1 - labels, labels), labels
+    labels = generator.integers(0, 11, count) / 2  # similarities come in halves
+    return labels + generator.normal(0, 2, count), labels
+
+
+@pytest.mark.parametrize('name', ['mrpc', 'cola', 'stsb'])
+def test_influences_give_the_variance_that_resampled_examples_give(name):
+    task, generator = TASKS[name], np.random.default_rng(1)
+    predictions, labels = draw_examples(task.kind, 400, generator)
+    found = compute_influences(task, {'dev': predictions}, {'dev': labels})
+    drawn = generator.integers(400, size=(2000, 400))
+    resampled = [compute_metrics(task, {'dev': predictions[rows]}, {'dev': labels[rows]}) for rows in drawn]
+    for metric in task.metrics:
+        assert found[metric].mean() == pytest.approx(0, abs=1e-12)
+        deviation = np.std([metrics[metric] for metrics in resampled])
+        assert found[metric].std() / 20 == pytest.approx(deviation, rel=0.08)
+
+
+def test_influences_of_both_parts_of_mnli_and_of_constant_answers():
+    labels = {'matched': np.array([0, 1, 2, 0]), 'mismatched': np.array([1, 1])}
+    found = compute_influences(
+        TASKS['mnli'], {'matched': np.array([0, 1, 1, 1]), 'mismatched': np.array([1, 0])}, labels
+    )
+    assert found['matched_accuracy'].tolist() == [0.5, 0.5, -0.5, -0.5]
+    assert found['mismatched_accuracy'].tolist() == [0.5, -0.5]
+    for name in ('cola', 'stsb', 'mrpc'):
+        constant = compute_influences(TASKS[name], {'dev': np.zeros(3)}, {'dev': np.array([0, 1, 1])})
+        assert constant[TASKS[name].metrics[-1]].shape == (3,)
+        assert np.isfinite([*constant.values()]).all()
