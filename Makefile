@@ -1,5 +1,5 @@
 # Every target sets up what it needs. PYTHON names the interpreter (tested: 3.11), VENV the environment's folder.
-# STACK names the versions (README, Versions): default, latest, or own for those of PYTHON's torch and transformers.
+# STACK names the versions (docs/versions.md): default, latest, or own for those of PYTHON's torch and transformers.
 PYTHON ?= python3
 STACK ?= default
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check

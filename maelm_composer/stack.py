@@ -13,7 +13,7 @@ from pathlib import Path
 
 from maelm_composer.errors import InputError, one_line_errors
 
-TESTED_TORCH = ('2.7', '2.11', '2.15')  # README, Versions
+TESTED_TORCH = ('2.7', '2.11', '2.15')  # docs/versions.md
 ENGINES = ('mosaicml', 'mosaicml-streaming')  # of these we need one version, whatever is there
 MADE_FOR = {  # what comes with a package or goes with one version of it: taken from where the package is
     'torch': re.compile(r'nvidia-|cuda-|triton$'),
