@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import label_of
+from maelm_composer.reporting.row_builder import CONSTANT, GAP
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.tables import CONSTANT, GAP
 from maelm_composer.reporting.verdicts import is_comparable
 
 Style = dict[str, Any]

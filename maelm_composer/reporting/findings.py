@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from maelm_composer.reporting.artefacts import find_artefact, label_of
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.grid import format_number
+from maelm_composer.reporting.row_builder import GAP
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.tables import GAP
 from maelm_composer.reporting.verdicts import FAILS, HOLDS, NO_DIFFERENCE, UNDECIDED, is_claim
 
 NAMED = 4  # claims of one verdict; more are counted

@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from maelm_composer.reporting.artefacts import find_artefact, label_of
+from maelm_composer.reporting.row_builder import GAP as DIFFERENCE
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.tables import GAP as DIFFERENCE
 from maelm_composer.reporting.verdicts import FAILS, HOLDS, NO_DIFFERENCE, UNDECIDED, is_claim
 
 AXES = {

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from html import escape
 
 from maelm_composer.reporting.artefacts import label_of
+from maelm_composer.reporting.row_builder import CONSTANT
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.tables import CONSTANT
 
 DIGITS = {
     'percent': 1,

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from maelm_composer.reporting.artefacts import DEMO, SETTINGS, Artefact, find_artefact, label_of
+from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS, Artefact, find_artefact, label_of
 from maelm_composer.reporting.findings import describe_findings
 from maelm_composer.reporting.grid import format_interval, format_number, render_grid
 from maelm_composer.reporting.rows import Row
@@ -129,7 +129,7 @@ def _render_picture(title: str, picture: bytes | None, legend: str = '', kind: s
 
 def _describe_scale(scale: str) -> str:
     if is_comparable(scale):
-        return f"<p>This is the paper's setting {escape(SETTINGS[scale])}.</p>"
+        return f"<p>This is the paper's setting {escape(PAPER_SETTINGS[scale])}.</p>"
     if scale == DEMO:
         return (
             '<p class="notice">The demo shows that every part runs. Its tasks are made from documentation text and are '

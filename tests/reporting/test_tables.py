@@ -6,6 +6,7 @@ import statistics
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from maelm_composer.errors import InputError
 from maelm_composer.records import pack_numbers
@@ -176,7 +177,10 @@ def test_table3(full):
     assert rows['table3', 'MAE-LM', 'pretrained', None].value == 53  # 50 + 7 - 2 × 2: the last layer
     gap = rows['table3', 'MAE-LM − RoBERTa', 'pretrained', None]
     assert (gap.value, gap.paper, gap.difference) == (7, 29, None)  # of as many dimensions as base has
-    assert gap.verdict.startswith('holds: 3 pretraining seeds')
+    assert gap.verdict.startswith('holds: 3 pretraining seeds, one of 3 by Holm')
+    t = 7 * math.sqrt(3)  # the three differences are 6, 7 and 8
+    assert gap.p == pytest.approx(3 * 2 * stats.t(2).sf(t))  # the other two columns have p = 1
+    assert rows['figure5', 'MAE-LM − RoBERTa', 'rank_real, last layer', None].p == pytest.approx(gap.p * 2 / 3)
     after = rows['table3', 'MAE-LM', 'squad2', None]
     assert (after.value, after.low, after.high, after.paper) == (49, 49, 49, 260)
 
