@@ -1,4 +1,4 @@
-"""Records -> tables, figures and one page. Needs no torch, and changes nothing when repeated."""
+"""Makes tables, figures and one page from records. Imports no torch; the files are reproducible byte for byte."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,11 +32,14 @@ BUILDERS: dict[str, Callable[[RowBuilder], list[Row]]] = {
     'ladder': build_ladder,
 }
 
-PUBLISHED = Path('results/paper')  # of the checkout, wherever the measured results lie
+PUBLISHED = Path('results/paper')  # in the checkout, wherever the measured results are
 
 
 def report(scale: str, results: Path) -> Path:
-    """Make every CSV, figure and the page of ``results``/``scale`` again from its records; returns the page's path.
+    """Make every CSV file, every figure and the page of ``results``/``scale`` from its records.
+
+    Returns:
+        The path of the page.
 
     Raises:
         InputError: no records, or records that contradict each other.
@@ -60,7 +63,7 @@ def report(scale: str, results: Path) -> Path:
 
 
 def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
-    """Rows of every artefact that the scale has."""
+    """Artefact name -> rows, for every artefact of the scale."""
     return _build(load_evidence(results / scale, scale))
 
 
