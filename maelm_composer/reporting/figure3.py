@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from maelm_composer.analysis.time_to_accuracy import Axis, Point, find_arrival
+from maelm_composer.analysis.time_to_accuracy import Axis, ScoredCheckpoint, find_arrival
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
 from maelm_composer.reporting.cells import Cell, constant_score, explain_absence, score
 from maelm_composer.reporting.estimate import Term, estimate
@@ -30,8 +30,8 @@ class _Checkpoint:
 class _Pair:
     """MAE-LM's checkpoints and RoBERTa's last one, of one pretraining seed."""
 
-    points: list[Point]
-    baseline: Point
+    points: list[ScoredCheckpoint]
+    baseline: ScoredCheckpoint
 
     @property
     def share(self) -> float:
@@ -119,7 +119,7 @@ def _pair(builder: RowBuilder, column: Column, goal: Cell, curve: dict[int, Cell
     if not curve:
         return explain_absence(builder.evidence, MAE_LM, column.task)
     if len(curve) == 1:
-        return 'one checkpoint of MAE-LM is fine-tuned: when it was reached is in those before it'
+        return 'one checkpoint of MAE-LM is fine-tuned: its arrival can only be found from earlier ones, too'
     target, found = _read(goal), [_read(cell, samples) for samples, cell in curve.items()]
     pairs = {}
     for seed in sorted(set(target).intersection(*found)):
@@ -127,9 +127,9 @@ def _pair(builder: RowBuilder, column: Column, goal: Cell, curve: dict[int, Cell
         common = sorted(set.intersection(*(set(checkpoint.scores) for checkpoint in checkpoints)))
         if not common:
             return f'the checkpoints of pretraining seed {seed} have no fine-tuning seed in common'
-        # Without recorded FLOPs their axis is not reported, but a Point needs a number that rises.
+        # Without recorded FLOPs their axis is not reported, but a ScoredCheckpoint needs a number that rises.
         baseline, *points = (
-            Point(c.samples, c.hours * 3600, c.flops or c.samples, tuple(c.scores[s] for s in common))
+            ScoredCheckpoint(c.samples, c.hours * 3600, c.flops or c.samples, tuple(c.scores[s] for s in common))
             for c in checkpoints
         )
         pairs[seed] = _Pair(points, baseline)

@@ -14,6 +14,8 @@ from maelm_composer.reporting.artefacts import MAE_LM
 from maelm_composer.reporting.estimate import Estimate, Term, estimate, slope_weights
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.verdicts import judge_claim
+from maelm_composer.sweep.search import SweepResult, TaskResult
+from maelm_composer.tasks.catalogue import find_task
 
 
 def build(archive):
@@ -108,11 +110,15 @@ def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
     made = archive('small')
     made.add_run('small')
     tasks = ('mnli', 'qqp', 'qnli', 'sst2', 'cola', 'rte', 'mrpc', 'stsb')
+    results = []
     for task, score in zip(tasks, (0.80, 0.88, 0.72, 0.64, 0.16, 0.56, 0.72, 0.24), strict=True):
+        scores = [{'score': score + shift} for shift in (-0.3, 0.0, 0.1)]
+        results.append(TaskResult(find_task(task), None, scores, scores, 3))
         for seed, shift in enumerate((-0.3, 0.0, 0.1), start=1):
             made.add_score('small', task, seed, score + shift)
     # (80 + 88 + 72 + 64 + 16 + 56 + 72 + 24) / 8
     assert build(made)['table1', 'MAE-LM', 'glue_avg', None].value == pytest.approx(59)
+    assert SweepResult(results, []).average == pytest.approx(0.59)  # a sweep prints the same average
 
 
 def test_only_the_papers_scale_is_compared_in_absolute_numbers(archive):
