@@ -15,15 +15,15 @@ import pytest
 from maelm_composer.cluster import start_ray
 from maelm_composer.errors import InputError
 from maelm_composer.records import write_text
-from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, artefacts_of
+from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, Artefact, artefacts_of, find_artefact
 from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.devices import find_device
 from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_plan, sum_seconds
-from maelm_composer.suite.steps import Suite, find_artefacts, load_suite
+from maelm_composer.suite.steps import Suite, load_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'results'
-MADE = pytest.StashKey[list[str]]()  # artefacts of this session that ended well
+MADE = pytest.StashKey[list[Artefact]]()  # artefacts of this session that ended well
 ACCURACY = pytest.StashKey[str]()  # the planner's, in words
 ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in (*ARTEFACTS, LADDER)}
 
@@ -74,15 +74,16 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     with _chdir(ROOT):
         try:
             suite, device = load_suite(*_read_options(session.config)), find_device()
-            print_plan(suite, plan_suite(suite, find_artefacts(list_artefacts(session)), device), device)
+            print_plan(suite, plan_suite(suite, list_artefacts(session), device), device)
         except InputError as error:
             raise pytest.UsageError(str(error)) from None
     return True
 
 
-def list_artefacts(session: pytest.Session) -> list[str]:
-    """Names of the artefacts that the collected tests make: test_table1.py makes table1."""
-    return list(dict.fromkeys(item.path.stem.removeprefix('test_') for item in session.items))
+def list_artefacts(session: pytest.Session) -> list[Artefact]:
+    """The artefacts that the collected tests make: test_table1.py makes table1."""
+    names = dict.fromkeys(item.path.stem.removeprefix('test_') for item in session.items)
+    return [find_artefact(name) for name in names]
 
 
 @pytest.fixture(scope='session')
@@ -93,7 +94,7 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
 
         suite = load_suite(*_read_options(request.config))
         suite = settle_precision(suite)
-        artefacts, estimated = find_artefacts(list_artefacts(request.session)), 0.0
+        artefacts, estimated = list_artefacts(request.session), 0.0
         with contextlib.suppress(InputError):  # a GPU of unknown peak: the runs go on without an estimate
             estimated = sum_seconds(plan_suite(suite, artefacts, find_device()))
         start, started_ray = time.monotonic(), start_ray()
@@ -118,12 +119,12 @@ def make(suite: Suite, benchmark: Callable, request: pytest.FixtureRequest) -> C
         from maelm_composer.suite.run import run_suite
 
         try:
-            page = benchmark.pedantic(run_suite, args=(suite, find_artefacts([name])), rounds=1)
+            page = benchmark.pedantic(run_suite, args=(suite, [find_artefact(name)]), rounds=1)
         except SystemExit as stop:  # a signal: what is recorded or saved stays
             pytest.exit('stopped; the same command goes on', returncode=int(stop.code or 0))
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
-        request.session.stash[MADE].append(name)
+        request.session.stash[MADE].append(find_artefact(name))
         rows = read_csv(page.parent / f'{name}.csv')
         assert_complete(rows)
         return rows

@@ -1,6 +1,6 @@
-"""The commands beside training."""
+"""Data, fine-tuning, analysis and reports of MAE-LM. Pretraining is started by train.py."""
 
-# Each command imports what it needs itself, so that `maelm --help` is immediate.
+# Each command imports its own modules, so that `maelm --help` is immediate.
 
 import contextlib
 import json
@@ -27,12 +27,15 @@ EnumType = TypeVar('EnumType', bound=Enum)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 Recipe = Annotated[
-    list[str], typer.Argument(metavar='RECIPE.yaml... [key=value...]', help='Files in order, then keys.')
+    list[str],
+    typer.Argument(
+        metavar='RECIPE.yaml... [key=value...]', help='Recipe files, merged in order, and values that replace theirs.'
+    ),
 ]
 
 
 def main() -> None:
-    """Entry point: bad input is one line on standard error and exit code 2."""
+    """Entry point; an InputError becomes one line on standard error and exit code 2."""
     with one_line_errors():
         app()
 
@@ -45,7 +48,7 @@ def _tell_version(is_wanted: bool) -> None:
 
 @app.callback()
 def _begin(
-    version: Annotated[bool, typer.Option('--version', callback=_tell_version, is_eager=True, help='And end.')] = False,
+    version: Annotated[bool, typer.Option('--version', callback=_tell_version, is_eager=True, help='Show it.')] = False,
 ) -> None:
     pass
 
@@ -60,16 +63,16 @@ def tokenizer(recipe: Recipe) -> None:
     if build_tokenizer(config):
         print(f'tokenizer: {config.tokenizer.vocab_size:,} pieces in {time.monotonic() - start:.0f} s')
     else:
-        print('tokenizer: there already, from the same recipe; nothing to do')
+        print('tokenizer: already trained by the same recipe; nothing to do')
     print(f'tokenizer: {config.remote}/tokenizer')
 
 
 @app.command()
 def shards(
     recipe: Recipe,
-    workers: Annotated[int | None, typer.Option(min=1, help='Tasks at a time; default: every core.')] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help='Parallel processes; default: one for each core.')] = None,
 ) -> None:
-    """Convert the documents of a data recipe into packed MDS shards. Killed and called again, it goes on."""
+    """Convert the documents of a data recipe into packed MDS shards. After an interruption the same command resumes."""
     config = load_config(CorpusConfig, *split_arguments(recipe))
     from maelm_composer.data.shards import build_shards
 
@@ -85,30 +88,30 @@ def shards(
         total = sum(split.tokens for split in manifest.splits.values())
         print(f'shards: {config.remote} in {seconds:.0f} s, {total / seconds:,.0f} tokens/s')
     else:
-        print(f'shards: {config.remote} is complete already, from the same recipe; nothing to do')
+        print(f'shards: {config.remote} is already complete, from the same recipe; nothing to do')
 
 
 @app.command()
 def runs(
     folders: Annotated[list[str], typer.Argument(metavar='FOLDER...', help='Save folders, local or s3://.')],
 ) -> None:
-    """Compare pretraining runs: validation loss, steps, speed. Folders without a run, as in ``runs/*``, stand below."""
+    """Compare pretraining runs: validation loss, steps, speed. Folders without a run are listed below the table."""
+    from maelm_composer.console import begin_table, open_console
     from maelm_composer.data.storage import join, read_file
 
     found = {folder: read_file(join(folder, 'record.json')) for folder in folders}
     no_runs = [folder for folder, content in found.items() if content is None]
     if len(no_runs) == len(found):
-        raise InputError(f'{no_runs[0]} holds no run: {join(no_runs[0], "record.json")} is not there')
-    width = max(24, *map(len, found))
-    layout = f'{{:{width}}} {{:9}} {{:>15}} {{:>7}} {{:>9}} {{:>8}} {{:>9}} {{:>9}}  {{}}'.format
-    print(layout('folder', 'status', 'validation loss', 'unigram', 'accuracy', 'steps', 'tokens/s', 'training', 'run'))
+        raise InputError(f'{no_runs[0]} holds no run: {join(no_runs[0], "record.json")} does not exist')
+    numbers = ('validation loss', 'unigram', 'accuracy', 'steps', 'tokens/s', 'training')
+    table = begin_table('folder', 'status', right=numbers, last=('run',))
     for folder, content in found.items():
         if content is None:
             continue
         record = json.loads(content)
-        numbers = ['-'] * 6
+        cells = ['-'] * len(numbers)
         if record['status'] == 'finished':
-            numbers = [
+            cells = [
                 f'{record["eval_loss"]:.4f}',
                 '-' if record.get('unigram_entropy') is None else f'{record["unigram_entropy"]:.2f}',
                 f'{record["eval_accuracy"]:.4f}',
@@ -116,7 +119,8 @@ def runs(
                 f'{record["tokens_per_second"]:,.0f}',
                 f'{record["training_seconds"]:,.0f} s',
             ]
-        print(layout(folder, record['status'], *numbers, record['run_name']))
+        table.add_row(folder, record['status'], *cells, record['run_name'])
+    open_console().print(table)
     print('logs: metrics.csv in each folder')
     if no_runs:
         print(f'no runs: {", ".join(no_runs)}')
@@ -124,7 +128,7 @@ def runs(
 
 @app.command()
 def sweep(recipe: Recipe) -> None:
-    """Fine-tune a checkpoint on the tasks of a recipe (yamls/finetune/): the search, then the best point's seeds."""
+    """Fine-tune a checkpoint on the tasks of a recipe (yamls/finetune/): a grid, then its best point on more seeds."""
     config = load_config(FinetuningConfig, *split_arguments(recipe))
     warn_of_untested_torch()
     from maelm_composer.sweep.run import sweep_and_print
@@ -138,7 +142,7 @@ Checkpoint = Annotated[str, typer.Argument(help='A run folder, local or s3://, o
 @app.command()
 def export(
     checkpoint: Annotated[str, typer.Argument(help='A run folder, local or s3://, or a fine-tuned model.')],
-    folder: Annotated[str, typer.Argument(help='Where to; empty or not there yet.')],
+    folder: Annotated[str, typer.Argument(help='Target folder: empty, or not existing yet.')],
 ) -> None:
     """Write an encoder, or a fine-tuned model, as a Hugging Face folder."""
     from maelm_composer.checkpoints.export import export as write
@@ -150,15 +154,15 @@ def export(
 @app.command()
 def rank(
     checkpoint: Checkpoint,
-    data: Annotated[str | None, typer.Option(help='Shards; default: those of the pretraining.')] = None,
-    text: Annotated[list[str] | None, typer.Option(help='Text files instead of shards; a glob, repeatable.')] = None,
-    max_tokens: Annotated[int, typer.Option(help='Real tokens to read.')] = 5_000_000,
-    centered: Annotated[bool, typer.Option(help='Subtract the mean row first; the paper does not.')] = False,
-    precision: Annotated[str, typer.Option(help='fp32, bf16, or auto, of the forward passes.')] = 'fp32',
-    implementation: Annotated[str, typer.Option(help='auto, ours or huggingface.')] = 'auto',
-    folder: Annotated[str, typer.Option(help='Where the records lie.')] = 'ranks',
+    data: Annotated[str | None, typer.Option(help='Folder of shards; default: those of the pretraining.')] = None,
+    text: Annotated[list[str] | None, typer.Option(help='Text files in place of shards: a glob; repeatable.')] = None,
+    max_tokens: Annotated[int, typer.Option(help='Number of tokens to read, without padding.')] = 5_000_000,
+    centered: Annotated[bool, typer.Option(help='Subtract the mean row first, unlike the paper.')] = False,
+    precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
+    implementation: Annotated[str, typer.Option(help='Code of the encoder: auto, ours or huggingface.')] = 'auto',
+    folder: Annotated[str, typer.Option(help='Folder of the rank records.')] = 'ranks',
 ) -> None:
-    """Effective rank of every layer, for inputs with and without [MASK]."""
+    """Measure the effective rank of every layer, for inputs with and without [MASK]."""
     from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, describe_ranks
 
     options = RankOptions(max_tokens=max_tokens, centered=centered, precision=_choose(Precision, precision))
@@ -170,10 +174,10 @@ def rank(
 
 @app.command()
 def report(
-    scale: Annotated[str, typer.Option(help='demo, small, medium, base, base_pp or large_pp.')],
+    scale: Annotated[str, typer.Option(help='demo, ladder, small, medium, base, base_pp or large_pp.')],
     results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results'),
 ) -> None:
-    """Make the tables, the figures and the page of a scale again from its records. Needs no torch."""
+    """Rebuild the tables, figures and page of a scale from its records. Needs no torch."""
     from maelm_composer.reporting.report import report as make
     from maelm_composer.suite.terminal import print_report
 
@@ -184,19 +188,19 @@ def report(
 
 @app.command()
 def plan(
-    gpus: Annotated[int, typer.Option(min=1, help='How many.')],
-    gpu: Annotated[str, typer.Option(help='a100, h100 or h200.')],
-    hours: Annotated[float, typer.Option(min=0, help='For how long.')],
+    gpus: Annotated[int, typer.Option(min=1, help='Number of GPUs.')],
+    gpu: Annotated[str, typer.Option(help='Model: a100, h100 or h200.')],
+    hours: Annotated[float, typer.Option(min=0, help='Hours on all GPUs.')],
 ) -> None:
-    """What of the paper fits into a budget, at which scale. Runs nothing."""
+    """List the tables and figures that fit into a GPU budget, for every scale. Runs nothing."""
     from maelm_composer.suite.plan import print_budget
 
     print_budget(gpus, gpu, hours)
 
 
 @app.command()
-def doctor(clean: Annotated[bool, typer.Option(help='Remove what no live process uses.')] = False) -> None:
-    """Show versions, devices, and the shared memory that ended runs left behind."""
+def doctor(clean: Annotated[bool, typer.Option(help='Remove the shared memory of ended runs.')] = False) -> None:
+    """Show versions, devices, and shared memory left behind by ended runs."""
     import torch
 
     print(f'python {platform.python_version()}, {platform.platform()}')
@@ -212,20 +216,20 @@ def doctor(clean: Annotated[bool, typer.Option(help='Remove what no live process
             path.unlink(missing_ok=True)
     print(f'left behind by ended runs: {len(dead)} shared-memory segments and lock files{", removed" if clean else ""}')
     if dead and not clean:
-        print('they do no harm but take memory; `maelm doctor --clean` removes them')
+        print('they are harmless but take memory; `maelm doctor --clean` removes them')
 
 
 def find_dead_segments(memory: Path = Path('/dev/shm')) -> list[Path]:
-    """Shared memory and lock files of StreamingDataset, this user's, that belong to no live process.
+    """This user's shared memory and lock files of StreamingDataset that belong to no live process.
 
-    StreamingDataset numbers its datasets, 000000_locals and so on. A number is dead when no process has any of its
-    segments mapped: then its lock files are dead too.
+    StreamingDataset numbers its datasets: 000000_locals and so on. A number is dead when no process has any of its
+    segments mapped; its lock files are dead, too.
     """
     if not memory.is_dir():  # not Linux
         return []
     mapped = ''
     for maps in Path('/proc').glob('[0-9]*/maps'):
-        with contextlib.suppress(OSError):  # it ended, or is another user's
+        with contextlib.suppress(OSError):  # the process ended, or is another user's
             mapped += maps.read_text(errors='replace')
     live = set(re.findall(rf'{re.escape(str(memory))}/(\d{{6}})_', mapped))
     candidates = [*memory.glob('[0-9]*_*'), *Path(tempfile.gettempdir()).glob('[0-9]*_filelock')]

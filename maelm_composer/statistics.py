@@ -1,4 +1,4 @@
-"""What a handful of seeds says: median, spread, intervals. Imports no torch."""
+"""Means, intervals and tests over a few seeds. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ POWER = 0.80
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one sample; ``std`` (n - 1 in the denominator), ``low`` and ``high`` are None where there is one value."""
+    """A summary of one sample. ``std`` divides by n − 1; ``std``, ``low`` and ``high`` are None for a single value."""
 
     count: int
     median: float
     mean: float
     std: float | None
-    low: float | None  # 95 % interval of the mean, as of :func:`estimate_mean`
+    low: float | None  # 95 % interval of the mean, from :func:`estimate_mean`
     high: float | None
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Summarize ``values``, one a seed.
+    """Summarize ``values``, one for each seed.
 
     Raises:
         ValueError: no values.
@@ -37,44 +37,44 @@ def summarize(values: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """Student's t over independent values; all but ``mean`` are None where there is one value."""
+    """A mean with Student's t interval; all fields but ``mean`` are None for a single value."""
 
     mean: float
     low: float | None  # 95 % interval of the mean
     high: float | None
-    p: float | None  # two-sided, of a mean of zero
-    detectable: float | None  # true mean of which an experiment alike would find p < 0.05 in 80 % of cases, about
+    p: float | None  # two-sided test of a mean of zero
+    detectable: float | None  # the true mean for which about 80 % of such experiments find p < 0.05
 
 
 def estimate_mean(values: Sequence[float]) -> MeanInterval:
-    """The mean of ``values``, one a pretraining seed, with its interval; infinite where one of them is.
+    """The mean of ``values``, one for each pretraining seed, with its interval.
 
-    Differences that are paired by seed are given as differences. Of normal values the interval covers what it says from
-    two of them up, where a bootstrap over three covers 75 % at most and over five 94 %.
+    Paired samples are given as differences. For normal values the coverage is exact from two values on; a bootstrap
+    over three values covers at most 75 %, over five at most 94 %. If a value is infinite, so is the mean.
     """
     return estimate_contrast([(1.0, values)])
 
 
 @dataclass(frozen=True)
 class ExampleVariance:
-    """Of Σ weight × mean over seeds that were all measured on the same examples."""
+    """The variance that the choice of examples contributes to Σ weight × mean over seeds."""
 
-    own: float  # because the examples are a sample
-    shared: float  # of that, what the variance over seeds holds too: what a seed makes of an example
-    count: int
+    own: float  # variance due to the examples being a sample
+    shared: float  # the part of it that the variance over seeds contains, too: the interaction of seed and example
+    count: int  # examples
 
 
 def estimate_contrast(
     groups: Sequence[tuple[float, Sequence[float]]], examples: Sequence[ExampleVariance] = ()
 ) -> MeanInterval:
-    """Σ weight × mean over ``groups`` (weight, values) that are independent of each other, each with its own variance.
+    """Σ weight × mean over independent ``groups`` (weight, values), each with a variance of its own.
 
-    Degrees of freedom are Welch's and Satterthwaite's: n - 1 of one group.
+    Degrees of freedom are those of Welch and Satterthwaite; for one group they are n − 1.
 
     Args:
-        examples: of every sample of examples that the values were measured on. The variance is then that of seeds and
-            examples, their common part counted once, and never below that of either. Without it the interval is about
-            these very examples.
+        examples: one entry for every set of examples that the values were measured on. The variance is then that of
+            seeds plus that of examples, with the common part counted once, and at least the larger of the two. Without
+            it the interval is about these very examples.
     """
     samples = [(weight, np.asarray(values, dtype=float)) for weight, values in groups]
     mean = float(sum(weight * sample.mean() for weight, sample in samples))
@@ -94,10 +94,10 @@ def estimate_contrast(
 
 
 def measure_example_variance(groups: Sequence[tuple[float, np.ndarray]]) -> ExampleVariance:
-    """Of Σ weight × mean; seeds and examples are crossed: every seed is measured on the same examples.
+    """The variance of Σ weight × mean due to the examples. Every seed is measured on the same examples (crossed).
 
     Args:
-        groups: (weight, (seeds, examples) influences), independent but for their common examples.
+        groups: (weight, influences (seeds, examples)); groups have nothing in common but the examples.
     """
     count = groups[0][1].shape[1]
     mean = sum(weight * influences.mean(0) for weight, influences in groups)
@@ -111,7 +111,7 @@ def measure_example_variance(groups: Sequence[tuple[float, np.ndarray]]) -> Exam
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the p-values, adjusted so that all may be held against one level."""
+    """Holm's step-down correction: adjusted p-values, to be compared with one level."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):

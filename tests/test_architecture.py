@@ -22,6 +22,7 @@ STAGES = [
         'statistics',
         'cluster',
         'device',
+        'console',
         'precision',
         'stack',
     },

@@ -1,47 +1,49 @@
-"""Every table and figure of the evidence as data: which runs, which tasks, which checkpoints. Pure, no torch.
+"""Every table and figure as data: the runs, tasks and checkpoints that it needs. Imports no torch.
 
-The benchmark suite walks through :data:`ARTEFACTS` to know what to run; the tables read the same data to know what to
-look for. Two artefacts that need the same run name the same :class:`Model`.
+The benchmark suite reads :data:`ARTEFACTS` to know what to run, and the report reads it to know what to look for.
+Two artefacts that need the same run name the same :class:`Model`.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
 
+from maelm_composer.tasks.catalogue import GLUE
+
 
 class Role(Enum):
-    """What a fine-tuning task is wanted for; which task that is depends on the scale."""
+    """The purpose of a fine-tuning task; :func:`columns_of` gives the tasks of a role at a scale."""
 
     glue = 'the eight tasks of AVG'
     mnli = 'the one task of Table 3, Figure 3 and Figure 5'
-    quick = 'three tasks that even a small encoder learns, in seconds'
+    quick = 'three tasks that a small encoder learns in seconds'
     squad = 'span prediction'
 
 
 @dataclass(frozen=True)
 class Model:
-    """One pretraining recipe: a scale's own (no overlay) or that with overlays."""
+    """One pretraining recipe: yamls/<scale>.yaml, with overlays where there are any."""
 
     label: str  # the paper's name of the row
-    overlays: tuple[str, ...] = ()  # YAML files over yamls/<scale>.yaml
-    published: tuple[str, ...] = ()  # rows of results/paper to compare with, the first that is there; empty: the label
-    seed: int | None = None  # of pretraining; None: the recipe's own, or in a report every one that is recorded
+    overlays: tuple[str, ...] = ()  # YAML files that are merged over yamls/<scale>.yaml, in order
+    published: tuple[str, ...] = ()  # candidate rows of results/paper; the first that exists counts; empty: the label
+    seed: int | None = None  # pretraining seed; None: the recipe's own, and in a report every recorded seed
 
     def run_name(self, scale: str) -> str:
-        """As :func:`maelm_composer.recipe.load_config` names the run; with a seed of its own, that seed after it."""
+        """The name that :func:`maelm_composer.recipe.load_config` gives the run, followed by ``seed`` if set."""
         seed = [] if self.seed is None else [f's{self.seed}']
         return '-'.join([scale, *(PurePosixPath(path).stem for path in self.overlays), *seed])
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one artefact needs of one model."""
+    """The measurements of one model that an artefact needs."""
 
     model: Model
-    roles: tuple[Role, ...] = ()  # fine-tuned on these, from the final checkpoint
-    every_checkpoint: bool = False  # and from every checkpoint before it
-    rank: bool = False  # effective rank per layer, of the final checkpoint, with and without [MASK]
-    finetuned_rank: bool = False  # rank during and after fine-tuning, kept in the fine-tuning records
+    roles: tuple[Role, ...] = ()  # the final checkpoint is fine-tuned on the tasks of these roles
+    every_checkpoint: bool = False  # earlier checkpoints are fine-tuned, too
+    rank: bool = False  # effective rank of every layer of the final checkpoint, with and without [MASK] in the input
+    finetuned_rank: bool = False  # effective rank during fine-tuning, stored in the fine-tuning records
 
 
 @dataclass(frozen=True)
@@ -50,23 +52,24 @@ class Artefact:
 
     name: str  # results/<scale>/<name>.csv
     title: str
-    claim: str  # the paper's, in our words
+    claim: str  # the paper's claim, in our words
     demands: tuple[Demand, ...]
+
+    @property
+    def label(self) -> str:
+        """'Table 1' of 'Table 1: GLUE ...'."""
+        return self.title.split(':')[0]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One score of a fine-tuning record, or the average of some."""
+    """One score of a fine-tuning record, or the mean of several scores."""
 
     name: str
     label: str
-    task: str  # '': the average
-    metric: str | None = None  # key in the record's metrics; None: its score, the task's main metric
-    is_averaged: bool = False  # counts in AVG
-
-    @property
-    def is_average(self) -> bool:
-        return not self.task
+    task: str = ''  # empty: a mean
+    metric: str | None = None  # key in the record's metrics; None: the record's score, i.e. the task's main metric
+    parts: tuple['Column', ...] = ()  # of a mean: the scores that are averaged
 
 
 def _overlay(label: str, folder: str, stem: str) -> Model:
@@ -110,28 +113,19 @@ _BOTH = (MAE_LM, ROBERTA)
 
 @dataclass(frozen=True)
 class Rung:
-    """Both models at one budget of the ladder: FLOPs of RoBERTa's pretraining; MAE-LM sees the same rows."""
+    """Both models at one compute budget of the ladder, trained on the same rows."""
 
-    name: str  # yamls/ladder/<name>.yaml
-
-    @property
-    def flops(self) -> float:
-        return float(self.name)
-
-    @property
-    def roberta(self) -> Model:
-        return Model(ROBERTA.label, (self._overlay, *ROBERTA.overlays))
-
-    @property
-    def mae_lm(self) -> Model:
-        return Model(MAE_LM.label, (self._overlay,))
-
-    @property
-    def _overlay(self) -> str:
-        return f'yamls/ladder/{self.name}.yaml'
+    flops: float  # of RoBERTa's pretraining
+    mae_lm: Model
+    roberta: Model
 
 
-RUNGS = (Rung('3e13'), Rung('1e14'), Rung('3e14'))
+def _make_rung(name: str) -> Rung:
+    overlay = f'yamls/ladder/{name}.yaml'
+    return Rung(float(name), Model(MAE_LM.label, (overlay,)), Model(ROBERTA.label, (overlay, *ROBERTA.overlays)))
+
+
+RUNGS = tuple(map(_make_rung, ('3e13', '1e14', '3e14')))
 
 ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
@@ -184,7 +178,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
     ),
     Artefact('training', 'Pretraining loss', 'No claim of the paper', tuple(Demand(model) for model in _BOTH)),
 )
-# The one artefact of the scale of that name, which has no other.
+# The only artefact of the scale "ladder".
 LADDER = Artefact(
     'ladder',
     'The ladder: both models against the compute of pretraining',
@@ -193,12 +187,9 @@ LADDER = Artefact(
 )
 
 
-def _averaged(task: str, label: str) -> Column:
-    return Column(task, label, task, is_averaged=True)
-
-
 def _list_span_columns(task: str, label: str) -> tuple[Column, ...]:
-    # PAPER-SILENT: at which threshold an answer is withheld; the best one is printed, the other recorded beside it.
+    # PAPER-SILENT: the threshold below which no answer is given. EM and F1 are those at the best threshold; the scores
+    # at threshold 0 stand beside them.
     return (
         Column(f'{task}_em', f'{label} EM', task, 'best_exact'),
         Column(f'{task}_f1', f'{label} F1', task, 'best_f1'),
@@ -208,21 +199,28 @@ def _list_span_columns(task: str, label: str) -> tuple[Column, ...]:
 
 
 GLUE_COLUMNS = (
-    Column('mnli_m', 'MNLI-m', 'mnli', 'matched_accuracy', is_averaged=True),
-    Column('mnli_mm', 'MNLI-mm', 'mnli', 'mismatched_accuracy'),  # AVG counts MNLI once
-    *(_averaged('qqp', 'QQP'), _averaged('qnli', 'QNLI'), _averaged('sst2', 'SST-2'), _averaged('cola', 'CoLA')),
-    *(_averaged('rte', 'RTE'), _averaged('mrpc', 'MRPC'), _averaged('stsb', 'STS-B')),
+    Column('mnli_m', 'MNLI-m', 'mnli', 'matched_accuracy'),
+    Column('mnli_mm', 'MNLI-mm', 'mnli', 'mismatched_accuracy'),
+    *(Column('qqp', 'QQP', 'qqp'), Column('qnli', 'QNLI', 'qnli'), Column('sst2', 'SST-2', 'sst2')),
+    *(Column('cola', 'CoLA', 'cola'), Column('rte', 'RTE', 'rte'), Column('mrpc', 'MRPC', 'mrpc')),
+    Column('stsb', 'STS-B', 'stsb'),
 )
 SQUAD_COLUMNS = _list_span_columns('squad2', 'SQuAD 2.0')
 # The demo's own small tasks, one for every kind of head: not GLUE.
-DEMO_COLUMNS = tuple(_averaged(f'demo_{kind}', f'demo {kind}') for kind in ('pair', 'sentence', 'regression'))
+DEMO_COLUMNS = tuple(
+    Column(f'demo_{kind}', f'demo {kind}', f'demo_{kind}') for kind in ('pair', 'sentence', 'regression')
+)
 DEMO_SPAN_COLUMNS = _list_span_columns('demo_span', 'demo span')
 QUICK_COLUMNS = tuple(column for column in GLUE_COLUMNS if column.name in ('qqp', 'sst2', 'stsb'))
-GLUE_AVERAGE = Column('glue_avg', 'GLUE AVG', task='')
-DEMO_AVERAGE = Column('demo_avg', 'demo AVG (not GLUE)', task='')
+# AVG counts MNLI once, by its matched accuracy: the first column of the task.
+GLUE_AVERAGE = Column(
+    'glue_avg', 'GLUE AVG', parts=tuple(next(c for c in GLUE_COLUMNS if c.task == task) for task in GLUE)
+)
+DEMO_AVERAGE = Column('demo_avg', 'demo AVG (not GLUE)', parts=DEMO_COLUMNS)
+QUICK_AVERAGE = Column('quick_avg', 'mean of ' + ', '.join(c.label for c in QUICK_COLUMNS), parts=QUICK_COLUMNS)
 _LABELS = {
     **{c.name: c.label for c in (*GLUE_COLUMNS, *SQUAD_COLUMNS, *DEMO_COLUMNS, *DEMO_SPAN_COLUMNS)},
-    **{c.name: c.label for c in (GLUE_AVERAGE, DEMO_AVERAGE)},
+    **{c.name: c.label for c in (GLUE_AVERAGE, DEMO_AVERAGE, QUICK_AVERAGE)},
     'rank_real': 'rank, input without [MASK]',
     'rank_with_masks': 'rank, input with [MASK]',
     'rank_masks': 'rank of the [MASK] rows',
@@ -240,17 +238,16 @@ _LABELS = {
     'hours': 'pretraining time',
     'flops': 'FLOPs of pretraining',
     'samples': 'rows of pretraining',
-    'quick_avg': 'mean of ' + ', '.join(c.label for c in QUICK_COLUMNS),
     'real_rank_excess': "rank, input without [MASK], in % of RoBERTa's",
     'departure': 'tokens until the training loss is 1 nat below its beginning',
 }
 DEMO = 'demo'
-# The paper's three settings by the name of our recipe; every other scale is set beside base, and is not comparable.
-SETTINGS = {'base': 'base', 'base_pp': 'base++', 'large_pp': 'large++'}
+# The paper's three settings by the name of our recipe. Every other scale is shown beside base, as not comparable.
+PAPER_SETTINGS = {'base': 'base', 'base_pp': 'base++', 'large_pp': 'large++'}
 
 
 def columns_of(scale: str, role: Role) -> tuple[Column, ...]:
-    """The scores that ``role`` means at ``scale``; the first is the one that a figure shows."""
+    """The scores of ``role`` at ``scale``; figures show the first."""
     is_demo = scale == DEMO
     match role:
         case Role.glue:
@@ -258,18 +255,23 @@ def columns_of(scale: str, role: Role) -> tuple[Column, ...]:
         case Role.mnli:
             return columns_of(scale, Role.glue)[:1]
         case Role.quick:
-            return DEMO_COLUMNS if is_demo else QUICK_COLUMNS
+            return QUICK_COLUMNS
         case Role.squad:
             return DEMO_SPAN_COLUMNS if is_demo else SQUAD_COLUMNS
 
 
+def average_column(scale: str) -> Column:
+    """AVG of Table 1, or the mean of the demo's own tasks."""
+    return DEMO_AVERAGE if scale == DEMO else GLUE_AVERAGE
+
+
 def tasks_of(scale: str, roles: tuple[Role, ...]) -> list[str]:
-    """The fine-tuning tasks behind ``roles``, each once, in the paper's order."""
+    """The fine-tuning tasks of ``roles``, each once, in the paper's order."""
     return list(dict.fromkeys(column.task for role in roles for column in columns_of(scale, role)))
 
 
 def artefacts_of(scale: str) -> tuple[Artefact, ...]:
-    """What can be made at ``scale``: the ladder at its own, else the paper's tables and figures."""
+    """The artefacts that can be made at ``scale``: the ladder at its own, else the paper's tables and figures."""
     return (LADDER,) if scale == LADDER.name else ARTEFACTS
 
 
@@ -279,11 +281,6 @@ def find_artefact(name: str) -> Artefact:
 
 
 def label_of(name: str) -> str:
-    """How a reader is shown the score ``name``, or what stands before its first comma; any other name as it is."""
+    """A readable label for the column ``name``, or for the part of it before a comma; unknown names are unchanged."""
     first, comma, rest = name.partition(',')
     return _LABELS.get(name, _LABELS.get(first, first) + comma + rest)
-
-
-def average_column(scale: str) -> Column:
-    """The mean over the averaged columns: AVG of Table 1, or the demo's own."""
-    return DEMO_AVERAGE if scale == DEMO else GLUE_AVERAGE

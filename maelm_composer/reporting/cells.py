@@ -1,4 +1,4 @@
-"""Measured numbers that can be averaged and subtracted, keeping the records they rest on or the reason why not."""
+"""Measured numbers that can be averaged and subtracted. Each keeps its records, or the reason why it is missing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,53 +7,35 @@ from functools import cached_property
 import numpy as np
 
 from maelm_composer.records import unpack_numbers
-from maelm_composer.reporting.artefacts import Column, Model, Role, columns_of
-from maelm_composer.reporting.estimate import (
-    Estimate,
-    Term,
-    estimate,
-    estimate_over_groups,
-    find_common_seeds,
-    sum_by_seed,
-)
+from maelm_composer.reporting.artefacts import Column, Model
+from maelm_composer.reporting.estimate import Estimate, Term, estimate, find_common_seeds, slope_weights, sum_by_seed
 from maelm_composer.reporting.evidence import Evidence, Record
 from maelm_composer.tasks.catalogue import find_task
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A weighted sum of medians over fine-tuning seeds for each pretraining seed, or why it cannot be had."""
+    """A weighted sum of medians over fine-tuning seeds, or the reason why it cannot be computed."""
 
     terms: tuple[Term, ...] = ()
-    runs: tuple[Record, ...] = ()  # pretraining
-    records: tuple[Record, ...] = ()  # fine-tuning and rank
-    missing: str = ''
-    note: str = ''  # what is to be said of a number that is there
+    runs: tuple[Record, ...] = ()  # pretraining records
+    records: tuple[Record, ...] = ()  # fine-tuning and rank records
+    missing: str = ''  # why there is no number; empty: there is one
+    note: str = ''  # a remark on a number that is there
 
     @cached_property
     def estimate(self) -> Estimate | None:
         return None if self.missing else estimate(self.terms)
 
 
-@dataclass(frozen=True)
-class Contrast(Cell):
-    """Σ weight × cell over models of which no seed pairs one with another, as those of different sizes."""
-
-    groups: tuple[tuple[float, tuple[Term, ...]], ...] = ()
-
-    @cached_property
-    def estimate(self) -> Estimate | None:
-        return None if self.missing else estimate_over_groups(self.groups)
-
-
 def score(evidence: Evidence, model: Model, column: Column, samples: int | None = None) -> Cell:
-    """One score of ``model`` in percent, fine-tuned from its last checkpoint or the one at ``samples``.
+    """One score of ``model`` in percent: the median over fine-tuning seeds, or the mean of such medians.
 
-    AVG is the mean over tasks, MNLI-m once, of the medians over fine-tuning seeds.
+    Args:
+        samples: the checkpoint that was fine-tuned; None: the last one.
     """
-    if column.is_average:
-        averaged = [c for c in columns_of(evidence.scale, Role.glue) if c.is_averaged]
-        return combine([(1 / len(averaged), score(evidence, model, c, samples)) for c in averaged])
+    if column.parts:
+        return average([score(evidence, model, part, samples) for part in column.parts])
 
     def read(record: Record) -> float:
         return float(100 * (record['score'] if column.metric is None else record['metrics'][column.metric]))
@@ -77,7 +59,7 @@ def score(evidence: Evidence, model: Model, column: Column, samples: int | None 
 
 
 def _influence_of_median(records: Sequence[Record], read: Callable[[Record], float], metric: str) -> np.ndarray:
-    """(examples,) in percent; of an even number of records the mean of the two in the middle."""
+    """(examples,) in percent: those of the median record, or the mean of the two middle ones."""
     ordered = sorted(records, key=read)
     middle = {(len(ordered) - 1) // 2, len(ordered) // 2}
     found: np.ndarray = np.mean([100 * unpack_numbers(ordered[i]['influences'][metric]) for i in middle], axis=0)
@@ -85,28 +67,28 @@ def _influence_of_median(records: Sequence[Record], read: Callable[[Record], flo
 
 
 def measure_runs(evidence: Evidence, model: Model, what: str, read: Callable[[Record], float | None]) -> Cell:
-    """A number of ``model``'s pretraining runs; ``read`` gives None of a run that has none."""
+    """A number of each pretraining run of ``model``; ``read`` returns None where a run lacks the number."""
     values = [(run, read(run)) for run in evidence.find_runs(model)]
     return _gather(evidence, model, what, [(run, (), [value]) for run, value in values if value is not None])
 
 
 def constant_score(evidence: Evidence, model: Model, column: Column) -> Cell:
-    """What the best constant answer scores in percent where ``model`` has :func:`score`; of a task's own metric."""
-    if column.is_average:
-        averaged = [c for c in columns_of(evidence.scale, Role.glue) if c.is_averaged]
-        return combine([(1 / len(averaged), constant_score(evidence, model, c)) for c in averaged])
+    """The score of the best constant answer in percent, from the records of ``model``; only of main metrics."""
+    if column.parts:
+        return average([constant_score(evidence, model, part) for part in column.parts])
     cell = score(evidence, model, column)
     if cell.missing:
         return cell
     values, record = cell.terms[0].values, cell.records[0]
-    return replace(cell, terms=(Term(1.0, {min(values): [100 * record['baseline']]}),))  # no seed changes it
+    return replace(cell, terms=(Term(1.0, {min(values): [100 * record['baseline']]}),))  # the same for every seed
 
 
 def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int | None = None) -> Cell:
-    """One number of one layer (-1: the last) of the rank records of ``model``'s last checkpoints.
+    """The value ``key`` of one layer in the rank records of ``model``'s last checkpoints.
 
     Args:
-        index: into the list that ``key`` names, where it is one.
+        layer: -1 is the last.
+        index: position in the value, where it is a list.
     """
 
     def read(record: Record) -> float:
@@ -118,14 +100,14 @@ def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int
 
 
 def finetuned_rank(evidence: Evidence, model: Model, task: str) -> Cell:
-    """Effective rank of the last layer after fine-tuning, over seeds."""
+    """Effective rank of the last layer after fine-tuning."""
     return list(finetuned_rank_curve(evidence, model, task).values())[-1]
 
 
 def finetuned_rank_curve(evidence: Evidence, model: Model, task: str) -> dict[float, Cell]:
-    """Epoch -> effective rank of the last layer during fine-tuning; one epoch, 0, with the reason, where there is none.
+    """Epoch -> effective rank of the last layer during fine-tuning, for the epochs that every record has.
 
-    Only the epochs that every record has.
+    Without records, epoch 0 has a cell that says why.
     """
     found = evidence.select_finetunings(model, task)
     curves = [
@@ -142,12 +124,20 @@ def finetuned_rank_curve(evidence: Evidence, model: Model, task: str) -> dict[fl
     }
 
 
-def combine(parts: Sequence[tuple[float, Cell]]) -> Cell:
-    """Σ weight × cell, paired by pretraining seed; missing where one of them is, or where no seed has all of them."""
-    terms = tuple(replace(term, weight=weight * term.weight) for weight, cell in parts for term in cell.terms)
+def combine(parts: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell:
+    """Σ weight × cell; missing where one of them is, or where cells are to be paired and have no seed in common.
+
+    Args:
+        is_paired: by pretraining seed. Cells of models of different sizes are independent instead.
+    """
+    terms = tuple(
+        replace(term, weight=weight * term.weight, group=term.group if is_paired else number)
+        for number, (weight, cell) in enumerate(parts)
+        for term in cell.terms
+    )
     missing = [cell.missing for _, cell in parts if cell.missing]
     notes = [cell.note for _, cell in parts if cell.note]
-    if not missing:
+    if is_paired and not missing:
         common = find_common_seeds(terms)
         lacking = sorted(set().union(*(term.values for term in terms)) - set(common))
         if lacking:
@@ -162,12 +152,22 @@ def combine(parts: Sequence[tuple[float, Cell]]) -> Cell:
     )
 
 
+def average(cells: Sequence[Cell]) -> Cell:
+    return combine([(1 / len(cells), cell) for cell in cells])
+
+
+def slope(points: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell:
+    """Least-squares slope over (x, cell)."""
+    weights = slope_weights([x for x, _ in points])
+    return combine([(weight, cell) for weight, (_, cell) in zip(weights, points, strict=True)], is_paired)
+
+
 def subtract(left: Cell, right: Cell) -> Cell:
     return combine([(1.0, left), (-1.0, right)])
 
 
-def relate(left: Cell, right: Cell) -> Cell:
-    """By how much ``left`` exceeds ``right`` in percent of it, within each pretraining seed."""
+def subtract_relative(left: Cell, right: Cell) -> Cell:
+    """(left − right) / right in percent, within each pretraining seed."""
     both = subtract(left, right)
     if both.missing:
         return both
@@ -175,20 +175,8 @@ def relate(left: Cell, right: Cell) -> Cell:
     return replace(both, terms=(Term(1.0, {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}),))
 
 
-def contrast(parts: Sequence[tuple[float, Cell]]) -> Cell:
-    """Σ weight × cell, not paired; missing where one of them is."""
-    joined = [cell for _, cell in parts]
-    return Contrast(
-        runs=tuple(run for cell in joined for run in cell.runs),
-        records=tuple(record for cell in joined for record in cell.records),
-        missing='; '.join(dict.fromkeys(cell.missing for cell in joined if cell.missing)),
-        note='; '.join(dict.fromkeys(cell.note for cell in joined if cell.note)),
-        groups=tuple((weight, cell.terms) for weight, cell in parts),
-    )
-
-
 def explain_absence(evidence: Evidence, model: Model, what: str) -> str:
-    """Why there is no number of ``what`` for ``model``."""
+    """Why ``model`` has no number of ``what``, a task or a kind of measurement."""
     runs = [run['run_name'] for run in evidence.find_runs(model)]
     if not runs:
         return f'no finished pretraining run {model.run_name(evidence.scale)}'
@@ -205,11 +193,11 @@ def _gather(
     found: Sequence[tuple[Record, Sequence[Record], Sequence[float]]],
     notes: Sequence[str] = (),
 ) -> Cell:
-    """One number of ``model``.
+    """The cell of one number of ``model``.
 
     Args:
-        what: it is a number of, for the reason where there is none.
-        found: a pretraining run, its records, and their values, one a fine-tuning seed.
+        what: the task or the kind of measurement, for messages.
+        found: for each pretraining run its record, its other records, and one value for each fine-tuning seed.
     """
     if not found:
         return Cell(missing=explain_absence(evidence, model, what))

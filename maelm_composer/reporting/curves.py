@@ -1,112 +1,114 @@
-"""What the figures show, as rows: points with their x, then one row for each claim."""
+"""Figures 1, 4 and 5, the subspace and the losses as rows: points with their x, then one row for each claim."""
 
 from maelm_composer.reporting.artefacts import DELTAS, MAE_LM, ROBERTA, Model, Role, average_column, columns_of
 from maelm_composer.reporting.cells import (
     Cell,
-    combine,
     explain_absence,
     finetuned_rank,
     finetuned_rank_curve,
     rank,
     score,
+    slope,
     subtract,
 )
-from maelm_composer.reporting.estimate import Term, slope_weights
+from maelm_composer.reporting.estimate import Term
 from maelm_composer.reporting.evidence import Record
-from maelm_composer.reporting.rows import Row, at
-from maelm_composer.reporting.tables import GAP, PERCENT, POINTS, RANK, Book, rank_margin
+from maelm_composer.reporting.row_builder import BOTH, GAP, PERCENT, POINTS, RANK, Claim, RowBuilder, rank_margin
+from maelm_composer.reporting.rows import Row
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
 ANGLES = 5  # quantiles of the principal angles in a rank record, smallest first
-_BOTH = (MAE_LM, ROBERTA)
-TRAINING_POINTS = 60  # of a training-loss curve: more cannot be seen
+TRAINING_POINTS = 60  # of a training-loss curve
 
 
-def build_figure1(book: Book) -> list[Row]:
-    rows = [row for key in (REAL, WITH_MASKS, MASKS) for row in _layer_rows(book, ROBERTA, key, RANK)]
-    layers = range(_count_layers(book, ROBERTA))
+def build_figure1(builder: RowBuilder) -> list[Row]:
+    evidence = builder.evidence
+    rows = [row for key in (REAL, WITH_MASKS, MASKS) for row in _layer_rows(builder, ROBERTA, key, RANK)]
     gaps = [
-        subtract(rank(book.evidence, ROBERTA, WITH_MASKS, layer), rank(book.evidence, ROBERTA, REAL, layer))
-        for layer in layers
-    ] or [rank(book.evidence, ROBERTA, REAL)]
-    growth = combine(list(zip(slope_weights(layers), gaps, strict=True))) if len(layers) > 1 else gaps[-1]
-    rise = subtract(rank(book.evidence, ROBERTA, MASKS), rank(book.evidence, ROBERTA, MASKS, 0))
-    claims = {
-        'rank with − without [MASK], last layer': gaps[-1],
-        'growth of that gap per layer': growth,
-        'rank of the [MASK] rows, last layer − embeddings': rise,
-    }
-    return rows + [book.claim(label, 'RoBERTa', RANK, cell) for label, cell in claims.items()]
-
-
-def build_figure4(book: Book) -> list[Row]:
-    rows, claims = [], []
-    for column in (average_column(book.scale), columns_of(book.scale, Role.squad)[0]):
-        cells = {delta: score(book.evidence, model, column) for delta, model in DELTAS}
-        for delta, cell in cells.items():
-            label = f'δ = {delta:g}'
-            row = book.value(label, column.name, PERCENT, cell, book.paper((label,), column.name))
-            rows.append(at(row, delta, 'δ'))
-        first, last = (book.paper((f'δ = {delta}',), column.name) for delta in (0, 1))
-        fall = None if first is None or last is None else round(last - first, 6)
-        ends = subtract(cells[1.0], cells[0.0])
-        slope = combine(list(zip(slope_weights(list(cells)), cells.values(), strict=True)))
-        claims.append(book.claim('δ = 1 − δ = 0', column.name, POINTS, ends, fall, expects_more=False))
-        claims.append(book.claim('slope in δ', column.name, POINTS, slope, expects_more=False))
-    return rows + claims
-
-
-def build_figure5(book: Book) -> list[Row]:
-    rows = []
-    for model, keys in ((ROBERTA, (REAL, WITH_MASKS)), (MAE_LM, (REAL,))):  # MAE-LM's encoder has never seen a [MASK]
-        for key in keys:
-            rows += _layer_rows(book, model, key, RANK)
-    task = columns_of(book.scale, Role.mnli)[0].task
-    for model in (MAE_LM, ROBERTA):
-        for epoch, cell in finetuned_rank_curve(book.evidence, model, task).items():
-            rows.append(at(book.value(model.label, f'rank during {task}', RANK, cell), epoch, 'epoch'))
-    for column, paper, (ours, theirs) in (
-        ('rank_real, last layer', book.paper_gap('pretrained'), [rank(book.evidence, m, REAL) for m in _BOTH]),
-        (f'rank after {task}', None, [finetuned_rank(book.evidence, m, task) for m in _BOTH]),
+        (layer, subtract(rank(evidence, ROBERTA, WITH_MASKS, layer), rank(evidence, ROBERTA, REAL, layer)))
+        for layer in range(_count_layers(builder, ROBERTA))
+    ] or [(0, rank(evidence, ROBERTA, REAL))]
+    last = gaps[-1][1]
+    rise = subtract(rank(evidence, ROBERTA, MASKS), rank(evidence, ROBERTA, MASKS, 0))
+    for label, cell in (
+        ('rank with − without [MASK], last layer', last),
+        ('growth of that gap per layer', slope(gaps) if len(gaps) > 1 else last),
+        ('rank of the [MASK] rows, last layer − embeddings', rise),
     ):
-        rows.append(book.claim(GAP, column, RANK, subtract(ours, theirs), paper, margin=rank_margin(theirs)))
+        rows += builder.claims(RANK, Claim(label, 'RoBERTa', cell))
     return rows
 
 
-def build_subspace(book: Book) -> list[Row]:
+def build_figure4(builder: RowBuilder) -> list[Row]:
     rows, claims = [], []
-    for model in (ROBERTA, MAE_LM):
-        for key in ('mask_outside_share', 'real_outside_share', 'rank_one_residual'):
-            rows += _layer_rows(book, model, key, 'share')
-        for quantile in range(ANGLES):
-            rows += _layer_rows(book, model, 'principal_angles_degrees', 'degrees', quantile)
-        # By the threshold, the real tokens' own rows lie partly outside their leading directions too.
-        masks, real = (rank(book.evidence, model, f'{kind}_outside_share') for kind in ('mask', 'real'))
-        column = 'mask − real outside share, last layer'
-        claims.append(book.claim(model.label, column, 'share', subtract(masks, real)))
+    for column in (average_column(builder.scale), columns_of(builder.scale, Role.squad)[0]):
+        cells = {delta: score(builder.evidence, model, column) for delta, model in DELTAS}
+        papers = {delta: builder.paper((f'δ = {delta:g}',), column.name) for delta in cells}
+        for delta, cell in cells.items():
+            row = builder.value(f'δ = {delta:g}', column.name, PERCENT, cell, papers[delta])
+            rows.append(row.at(delta, 'δ'))
+        first, last = papers[0.0], papers[1.0]
+        fall = None if first is None or last is None else round(last - first, 6)
+        for claim in (
+            Claim('δ = 1 − δ = 0', column.name, subtract(cells[1.0], cells[0.0]), fall),
+            Claim('slope in δ', column.name, slope(list(cells.items()))),
+        ):
+            claims += builder.claims(POINTS, claim, expects_more=False)
     return rows + claims
 
 
-def build_training(book: Book) -> list[Row]:
-    """Losses over samples; the training loss is averaged over neighbouring batches."""
+def build_figure5(builder: RowBuilder) -> list[Row]:
+    evidence, rows = builder.evidence, []
+    for model, keys in ((ROBERTA, (REAL, WITH_MASKS)), (MAE_LM, (REAL,))):  # MAE-LM's encoder has never seen a [MASK]
+        for key in keys:
+            rows += _layer_rows(builder, model, key, RANK)
+    task = columns_of(builder.scale, Role.mnli)[0].task
+    for model in (MAE_LM, ROBERTA):
+        for epoch, cell in finetuned_rank_curve(evidence, model, task).items():
+            rows.append(builder.value(model.label, f'rank during {task}', RANK, cell).at(epoch, 'epoch'))
+    claims = []
+    for column, paper, (theirs, ours) in (
+        ('rank_real, last layer', builder.paper_gap('pretrained'), [rank(evidence, m, REAL) for m in BOTH]),
+        (f'rank after {task}', None, [finetuned_rank(evidence, m, task) for m in BOTH]),
+    ):
+        claims.append(Claim(GAP, column, subtract(ours, theirs), paper, rank_margin(theirs)))
+    return rows + builder.claims(RANK, *claims)
+
+
+def build_subspace(builder: RowBuilder) -> list[Row]:
+    rows, claims = [], []
+    for model in BOTH:
+        for key in ('mask_outside_share', 'real_outside_share', 'rank_one_residual'):
+            rows += _layer_rows(builder, model, key, 'share')
+        for quantile in range(ANGLES):
+            rows += _layer_rows(builder, model, 'principal_angles_degrees', 'degrees', quantile)
+        # Part of the real tokens' own energy lies outside their leading directions, too: they hold 90 % of it.
+        masks, real = (rank(builder.evidence, model, f'{kind}_outside_share') for kind in ('mask', 'real'))
+        column = 'mask − real outside share, last layer'
+        claims += builder.claims('share', Claim(model.label, column, subtract(masks, real)))
+    return rows + claims
+
+
+def build_training(builder: RowBuilder) -> list[Row]:
+    """Training and validation loss over samples."""
     rows = []
-    for model in (ROBERTA, MAE_LM):
-        curves = [(run, curve) for run in book.evidence.find_runs(model) if (curve := _read_curve(book, run))]
+    for model in BOTH:
+        curves = [(run, curve) for run in builder.evidence.find_runs(model) if (curve := _read_curve(builder, run))]
         if not curves:
-            reason = explain_absence(book.evidence, model, 'metrics.csv')
-            rows.append(book.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
+            reason = explain_absence(builder.evidence, model, 'metrics.csv')
+            rows.append(builder.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
             continue
         points = set.intersection(*(set(curve) for _, curve in curves))
         for samples, column in sorted(points, key=lambda point: (point[1] == 'eval_loss', point[0])):
             values = {run['identity']['seed']: [curve[samples, column]] for run, curve in curves}
             cell = Cell((Term(1.0, values),), tuple(run for run, _ in curves))
-            rows.append(at(book.value(model.label, column, 'nats', cell), samples, 'samples'))
+            rows.append(builder.value(model.label, column, 'nats', cell).at(samples, 'samples'))
     return rows
 
 
-def _read_curve(book: Book, run: Record) -> dict[tuple[int, str], float]:
-    """(samples, loss's name) -> value; the training loss averaged over neighbouring batches."""
-    curve = book.evidence.curves.get(run['run_name'], [])
+def _read_curve(builder: RowBuilder, run: Record) -> dict[tuple[int, str], float]:
+    """(samples, name of the loss) -> value; the training loss is averaged over neighbouring batches."""
+    curve = builder.evidence.curves.get(run['run_name'], [])
     width = max(1, -(-len(curve) // TRAINING_POINTS))
     points = {(int(row['samples']), 'eval_loss'): float(row['eval_loss']) for row in curve if row['eval_loss']}
     for start in range(0, len(curve), width):
@@ -116,16 +118,16 @@ def _read_curve(book: Book, run: Record) -> dict[tuple[int, str], float]:
     return points
 
 
-def _layer_rows(book: Book, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
-    """One row a layer, or the one that says why there is none."""
+def _layer_rows(builder: RowBuilder, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
+    """One row for each layer, or one that says why there is none."""
     column = key if index is None else f'principal_angle_{index}'
-    layers = range(_count_layers(book, model))
+    layers = range(_count_layers(builder, model))
     if not layers:
-        return [book.value(model.label, column, unit, rank(book.evidence, model, key))]
-    cells = {layer: rank(book.evidence, model, key, layer, index) for layer in layers}
-    return [at(book.value(model.label, column, unit, cell), layer, 'layer') for layer, cell in cells.items()]
+        return [builder.value(model.label, column, unit, rank(builder.evidence, model, key))]
+    cells = {layer: rank(builder.evidence, model, key, layer, index) for layer in layers}
+    return [builder.value(model.label, column, unit, cell).at(layer, 'layer') for layer, cell in cells.items()]
 
 
-def _count_layers(book: Book, model: Model) -> int:
-    found = book.evidence.find_ranks(model)
+def _count_layers(builder: RowBuilder, model: Model) -> int:
+    found = builder.evidence.find_ranks(model)
     return len(found[0][1]['layers']) if found else 0

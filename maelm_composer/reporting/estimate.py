@@ -1,70 +1,71 @@
-"""A weighted sum of medians with its interval: a score, an average, a difference and a slope are all one."""
+"""A weighted sum of medians with its interval: scores, averages, differences and slopes are all of this form."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from maelm_composer.statistics import (
-    ExampleVariance,
-    MeanInterval,
-    estimate_contrast,
-    estimate_mean,
-    measure_example_variance,
-)
+from maelm_composer.statistics import ExampleVariance, estimate_contrast, measure_example_variance
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """``weight`` times a number of one model."""
+    """``weight`` times the median of one number of one model."""
 
     weight: float
-    values: Mapping[int, Sequence[float]]  # by pretraining seed, over fine-tuning seeds
-    # Of a score: which development examples, and by pretraining seed the influences of the median, (examples,).
+    values: Mapping[int, Sequence[float]]  # pretraining seed -> one value for each fine-tuning seed
+    # Only of scores: a name for the set of development examples, and for each pretraining seed the influence of every
+    # example on the median, (examples,).
     sample: str = ''
     influences: Mapping[int, np.ndarray] = field(default_factory=dict)
+    group: int = 0  # terms of one group are paired by pretraining seed; groups are independent of each other
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over pretraining seeds; what is None needs more than one."""
+    """A mean over pretraining seeds; the fields that are None need more than one seed."""
 
     value: float
     low: float | None = None  # 95 % interval
     high: float | None = None
     count: int = 1  # fine-tuning seeds of the median that has the fewest
     pretraining_seeds: int = 1
-    examples: int = 0  # of development sets, of which other ones are covered by the interval, too
-    p: float | None = None  # two-sided, of zero
-    detectable: float | None = None  # difference from zero that so many seeds would find in 80 % of cases, about
+    examples: int = 0  # number of development examples; 0: the interval does not cover the choice of examples
+    p: float | None = None  # two-sided test that the value is zero
+    detectable: float | None = None  # the true value that so many seeds would find in about 80 % of cases
+
+
+def estimate(terms: Sequence[Term]) -> Estimate:
+    """Σ weight × median over fine-tuning seeds, averaged over pretraining seeds.
+
+    Within a group only pretraining seeds that every term has count. ``pretraining_seeds`` is that of the group with the
+    fewest.
+    """
+    groups = [[term for term in terms if term.group == group] for group in sorted({term.group for term in terms})]
+    sums = [sum_by_seed(of_group) for of_group in groups]
+    examples = _measure_examples(groups)
+    found = estimate_contrast([(1.0, list(of_group.values())) for of_group in sums], examples)
+    counts = [
+        len(term.values[seed])
+        for of_group, seeds in zip(groups, sums, strict=True)
+        for term in of_group
+        for seed in seeds
+    ]
+    return Estimate(
+        found.mean,
+        found.low,
+        found.high,
+        count=min(counts),
+        pretraining_seeds=min(map(len, sums)),
+        examples=sum(variance.count for variance in examples),
+        p=found.p,
+        detectable=found.detectable,
+    )
 
 
 def find_common_seeds(terms: Sequence[Term]) -> list[int]:
     """Pretraining seeds that every term has."""
     return sorted(set.intersection(*(set(term.values) for term in terms)))
-
-
-def estimate(terms: Sequence[Term]) -> Estimate:
-    """Mean over the common pretraining seeds of Σ weight × median(values): models are paired by seed and by example."""
-    return estimate_over_groups([(1.0, terms)])
-
-
-def estimate_over_groups(groups: Sequence[tuple[float, Sequence[Term]]]) -> Estimate:
-    """Σ weight × the mean of a group, where no seed pairs one group with another; the fewest seeds are counted."""
-    values = [(weight, list(sum_by_seed(terms).values())) for weight, terms in groups]
-    examples = _measure_examples(groups)
-    return _describe(
-        estimate_contrast(values, examples),
-        min(count_finetunings(terms) for _, terms in groups),
-        min(len(of_group) for _, of_group in values),
-        sum(found.count for found in examples),
-    )
-
-
-def estimate_over_seeds(values: Sequence[float], count: int) -> Estimate:
-    """Of ``values``, one a pretraining seed, each of ``count`` fine-tuning seeds or more."""
-    return _describe(estimate_mean(values), count, len(values))
 
 
 def sum_by_seed(terms: Sequence[Term]) -> dict[int, float]:
@@ -75,21 +76,16 @@ def sum_by_seed(terms: Sequence[Term]) -> dict[int, float]:
     }
 
 
-def count_finetunings(terms: Sequence[Term]) -> int:
-    """Values of the median that has the fewest."""
-    return min(len(term.values[seed]) for term in terms for seed in find_common_seeds(terms))
-
-
 def slope_weights(x: Sequence[float]) -> list[float]:
     """Weights that make a weighted sum of y the least-squares slope of y over ``x``."""
     centred = np.asarray(x, float) - np.mean(x)
     return [float(weight) for weight in centred / np.sum(centred**2)]
 
 
-def _measure_examples(groups: Sequence[tuple[float, Sequence[Term]]]) -> list[ExampleVariance]:
-    """Of every sample of examples; none where a term has no influences."""
+def _measure_examples(groups: Sequence[Sequence[Term]]) -> list[ExampleVariance]:
+    """The variance that each set of examples contributes; empty where a term has no influences."""
     samples: dict[str, list[tuple[float, np.ndarray]]] = {}
-    for weight, terms in groups:
+    for terms in groups:
         seeds, of_group = find_common_seeds(terms), dict[str, np.ndarray]()
         for term in terms:
             if not all(seed in term.influences for seed in seeds):
@@ -97,10 +93,5 @@ def _measure_examples(groups: Sequence[tuple[float, Sequence[Term]]]) -> list[Ex
             influences = term.weight * np.stack([term.influences[seed] for seed in seeds])
             of_group[term.sample] = of_group.get(term.sample, 0) + influences
         for sample, influences in of_group.items():
-            samples.setdefault(sample, []).append((weight, influences))
+            samples.setdefault(sample, []).append((1.0, influences))
     return [measure_example_variance(found) for found in samples.values()]
-
-
-def _describe(interval: MeanInterval, count: int, pretraining_seeds: int, examples: int = 0) -> Estimate:
-    found: dict[str, Any] = dict(vars(interval))
-    return Estimate(found.pop('mean'), count=count, pretraining_seeds=pretraining_seeds, examples=examples, **found)

@@ -1,4 +1,4 @@
-"""The committed records of one scale, and which of them speak about a model and a task.
+"""The committed records of one scale, and the selection of those of a model and a task.
 
 ::
 
@@ -32,7 +32,7 @@ class Evidence:
     ranks: list[Record]
 
     def find_runs(self, model: Model) -> list[Record]:
-        """The finished pretraining runs of ``model``, one a seed, by seed.
+        """The finished pretraining runs of ``model``, one for each seed, ordered by seed.
 
         Raises:
             InputError: they differ in more than the seed.
@@ -50,10 +50,10 @@ class Evidence:
         return found
 
     def find_ranks(self, model: Model) -> list[tuple[Record, Record]]:
-        """The runs of ``model`` that have one, each with the rank record of its final checkpoint.
+        """(pretraining run, rank record of its final checkpoint) for the runs of ``model`` that have such a record.
 
         Raises:
-            InputError: more than one of a run, so that it is not clear which is meant.
+            InputError: a run has several.
         """
         pairs = []
         for run in self.find_runs(model):
@@ -73,12 +73,12 @@ class Evidence:
     def select_finetunings(
         self, model: Model, task: str, samples: int | None = None
     ) -> list[tuple[Record, list[Record]]]:
-        """The runs of ``model`` from which ``task`` was fine-tuned, each with its records, one a fine-tuning seed.
+        """(pretraining run, its fine-tuning records of ``task``, one for each seed) for the runs of ``model``.
 
-        They are of the point that a sweep would select.
+        The records are those of the point of the search space that a sweep would select.
 
         Args:
-            samples: which checkpoint; None: a run's last.
+            samples: names the checkpoint; None: the last one of each run.
         """
         pairs = []
         for run in self.find_runs(model):
@@ -93,7 +93,7 @@ class Evidence:
         return pairs
 
     def count_failures(self, finished: list[Record]) -> int:
-        """How many fine-tuning seeds failed of the point of ``finished``, some of :meth:`select_finetunings`."""
+        """The number of fine-tuning seeds that failed at the point of ``finished``, records of one search."""
         first = finished[0]
         same = (first['task'], first['checkpoint']['hash'], first['point'])
         found = {r['seed'] for r in self.failures if (r['task'], r['checkpoint']['hash'], r['point']) == same}
@@ -104,7 +104,7 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
     """Read ``folder``/records.
 
     Raises:
-        InputError: nothing there, a file that is no record, or a demo task among another scale's records.
+        InputError: no records, a file that is no record, or a record of a demo task at another scale.
     """
     records = folder / 'records'
     if not records.is_dir():
@@ -152,7 +152,7 @@ def _is_of(record: Record, run: Record, samples: int) -> bool:
 
 
 def _assert_one_experiment(records: list[Record], where: str, keys: tuple[str, ...]) -> None:
-    """Records that differ in one of ``keys`` must not be compared as if they did not."""
+    """Raise InputError if ``records`` differ in one of ``keys``: they must not be compared with each other."""
     for record in records[1:]:
         for what in keys:
             one, other = (r[what]['hash'] if what == 'checkpoint' else r[what] for r in (records[0], record))

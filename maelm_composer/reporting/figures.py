@@ -1,4 +1,4 @@
-"""Rows -> figures as PNG and SVG, the same bytes every time; readable in greyscale. Computes nothing."""
+"""Draws rows as figures in PNG and SVG: reproducible byte for byte, readable in greyscale. Computes no number."""
 
 import io
 import math
@@ -13,17 +13,16 @@ from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import label_of
+from maelm_composer.reporting.row_builder import CONSTANT, GAP
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.tables import CONSTANT, GAP
 from maelm_composer.reporting.verdicts import is_comparable
 
 Style = dict[str, Any]
 Points = list[tuple[float, Row]]
 
-# No dates, no random ids, no version of the library in the files.
 matplotlib.use('Agg')
-SETTINGS: Any = {
-    'svg.hashsalt': 'maelm-composer',
+RC_PARAMS: Any = {
+    'svg.hashsalt': 'maelm-composer',  # else the SVG's ids are random
     'font.family': 'DejaVu Sans',
     'font.size': 10,
     'axes.spines.top': False,
@@ -36,7 +35,7 @@ SETTINGS: Any = {
     'legend.fontsize': 9,
 }
 PANEL = (4.6, 3.6)  # inches
-# Each differs from the others in brightness, marker and line.
+# The styles differ in brightness, marker and line.
 DARK: Style = {'color': '#12355b', 'marker': 'o', 'linestyle': '-'}
 LIGHT: Style = {'color': '#e07b39', 'marker': 's', 'linestyle': '--'}
 MIDDLE: Style = {'color': '#5d8a66', 'marker': '^', 'linestyle': ':'}
@@ -74,8 +73,7 @@ def draw_figure3(rows: Sequence[Row]) -> Figure:
                 panel.axvline(x, **DOTTED, color=style['color'])
         reached = [r.value for r in rows if r.column == f'{name}, interpolated' and r.value is not None]
         if reached and math.isfinite(reached[0]):
-            label_of_time = 'MAE-LM gets there'
-            panel.axvline(reached[0], **DOTTED, color=STYLES['MAE-LM']['color'], label=label_of_time)
+            panel.axvline(reached[0], **DOTTED, color=STYLES['MAE-LM']['color'], label='MAE-LM gets there')
         for row in scores:
             if row.row == CONSTANT:
                 panel.axhline(row.value or 0, linewidth=0.8, color='#777777', label=CONSTANT)
@@ -93,7 +91,7 @@ def draw_figure4(rows: Sequence[Row]) -> Figure:
         paper = [(r.x, r.paper) for _, r in points if r.paper is not None]
         if paper and is_comparable(points[0][1].scale):
             panel.plot(*zip(*paper, strict=True), label='paper', linewidth=0, marker='x', color='#555555')
-        elif paper:  # far off on this scale: in words
+        elif paper:  # outside the axis at this scale, so printed as text
             numbers = ', '.join(f'{value:g} at δ = {x:g}' for x, value in paper)
             panel.text(0.0, 1.02, f'paper, base: {numbers}', transform=panel.transAxes, fontsize=8, color='#555555')
         _finish(panel, '', 'δ, share of the [MASK]s that the encoder sees', f'{label_of(column)} [%]', whole=False)
@@ -123,7 +121,9 @@ def draw_subspace(rows: Sequence[Row]) -> Figure:
     for panel, (column, (title, label)) in zip(panels, names.items(), strict=True):
         for model, style in STYLES.items():
             _plot(panel, _find(rows, column, model), model, style)
-            if column == 'mask_outside_share':  # by the threshold the real tokens have some there themselves
+            if (
+                column == 'mask_outside_share'
+            ):  # by definition of the threshold, some of the real tokens' energy lies there
                 own = {**style, 'marker': '', 'linewidth': 0.8}
                 _plot(panel, _find(rows, 'real_outside_share', model), f"{model}'s real tokens", own)
         _finish(panel, title, 'layer', label)
@@ -143,7 +143,7 @@ def draw_training(rows: Sequence[Row]) -> Figure:
 
 
 def draw_ladder(rows: Sequence[Row]) -> Figure:
-    """Both models above, MAE-LM − RoBERTa below, over FLOPs."""
+    """Over FLOPs: both models in the upper row, MAE-LM − RoBERTa in the lower."""
     figure = Figure(figsize=(PANEL[0] * 3, PANEL[1] * 2), layout='constrained')
     panels = figure.subplots(2, 3)
     both = {'eval_loss': 'validation loss [nats]', 'rank_real': '0.9-effective rank', 'quick_avg': 'score [%]'}
@@ -181,13 +181,13 @@ DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure]] = {
 
 
 def write_figure(folder: Path, name: str, draw: Callable[[], Figure] | None) -> bytes | None:
-    """Draw ``name`` into ``folder`` as .png and .svg; returns the SVG. Without ``draw`` the files are removed: None."""
+    """Write ``folder``/``name``.png and .svg and return the SVG; without ``draw`` remove both, return None."""
     paths = [folder / f'{name}.{suffix}' for suffix in ('png', 'svg')]
     if draw is None:
         for path in paths:
             path.unlink(missing_ok=True)
         return None
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(RC_PARAMS):
         figure = draw()
         for path, metadata in zip(paths, ({'Software': None}, {'Date': None, 'Creator': None}), strict=True):
             buffer = io.BytesIO()
@@ -197,7 +197,7 @@ def write_figure(folder: Path, name: str, draw: Callable[[], Figure] | None) -> 
 
 
 def _find(rows: Sequence[Row], column: str, row: str | None = None) -> Points:
-    """(x, row) of the points of ``column`` that have a value, along x."""
+    """(x, row) of the points of ``column`` that have a value, ordered by x."""
     found = [(r.x, r) for r in rows if r.column == column and r.x is not None and r.value is not None]
     return sorted(((x, r) for x, r in found if row is None or r.row == row), key=lambda point: point[0])
 
@@ -208,7 +208,7 @@ def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
 
 
 def _plot(panel: Axes, points: Points, label: str | None, style: Style) -> None:
-    """A line with its 95 % intervals as bars."""
+    """Draw a line with 95 % intervals as bars."""
     known: Any = [(x, r.value, r.low, r.high) for x, r in points if r.value is not None]
     if not known:
         return
@@ -225,7 +225,7 @@ def _finish(panel: Axes, title: str, x_label: str, y_label: str, whole: bool = T
     if whole:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.ticklabel_format(axis='y', useOffset=False)
-    if y_label.endswith('[%]'):  # less than a point is not to look like much
+    if y_label.endswith('[%]'):  # an axis of less than a point would magnify noise
         low, high = panel.get_ylim()
         if high - low < 1:
             panel.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)

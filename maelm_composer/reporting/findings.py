@@ -1,20 +1,22 @@
-"""What the verdicts of a scale say, artefact by artefact in a sentence, and what the records cost."""
+"""The findings of a scale in sentences, the cost of its records, and how numbers are printed."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from maelm_composer.reporting.artefacts import find_artefact, label_of
 from maelm_composer.reporting.evidence import Evidence
-from maelm_composer.reporting.grid import format_number
+from maelm_composer.reporting.row_builder import GAP
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.tables import GAP
 from maelm_composer.reporting.verdicts import FAILS, HOLDS, NO_DIFFERENCE, UNDECIDED, is_claim
 
-NAMED = 4  # claims of one verdict; more are counted
+NAMED = 4  # up to so many claims of one verdict are named, more are counted
+DIGITS = {'percent': 1, 'points': 1, 'rank': 1, 'degrees': 1, 'tokens': 0, 'samples': 0}
+DIGITS |= {'share': 3, 'hours': 3, 'nats': 3}
 CORE_WATTS, GPU_WATTS = 10.0, 700.0  # assumed, of a busy CPU core with its share of the machine, and of an H100 or H200
 
 
 def describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
-    """(title, sentence) for every artefact that has a claim with a value: what was claimed, and what holds of it."""
+    """(label, sentence) for every artefact with a judged claim: the paper's claim, and the verdicts by kind."""
     found = []
     for name, rows in tables.items():
         if claims := [row for row in rows if is_claim(row)]:
@@ -23,7 +25,7 @@ def describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, st
                 _describe_verdict(word, [row for row in claims if row.verdict.startswith(word)], len(claims))
                 for word in (HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED)
             ]
-            found.append((artefact.title.split(':')[0], f'{artefact.claim}: {"; ".join(filter(None, parts))}.'))
+            found.append((artefact.label, f'{artefact.claim}: {"; ".join(filter(None, parts))}.'))
     return found
 
 
@@ -37,13 +39,33 @@ def _describe_verdict(word: str, claims: Sequence[Row], total: int) -> str:
 
 
 def _name(row: Row) -> str:
+    return f'{name_claim(row, " at ")} ({format_number(row.value, row.unit, is_signed=row.unit != "share")})'
+
+
+def name_claim(row: Row, before_x: str) -> str:
+    """The claim without its artefact; of MAE-LM − RoBERTa only the score is named."""
     name = label_of(row.column) if row.row == GAP else f'{row.row}, {label_of(row.column)}'
-    where = f' at {row.x:g} {row.x_unit}' if row.x is not None else ''
-    return f'{name}{where} ({format_number(row.value, row.unit, is_signed=row.unit != "share")})'
+    return name + ('' if row.x is None else f'{before_x}{row.x:g} {row.x_unit}')
+
+
+def format_interval(row: Row) -> str:
+    return '' if row.low is None else f'{format_number(row.low, row.unit)} to {format_number(row.high, row.unit)}'
+
+
+def format_number(value: float | None, unit: str, is_signed: bool = False) -> str:
+    """``value`` with the digits that suit ``unit``, thousands separators and a typographic minus sign."""
+    if value is None:
+        return ''
+    if math.isinf(value):
+        return 'never' if value > 0 else '−∞'
+    sign = '+' if is_signed else ''
+    digits = 0 if unit == 'rank' and value == int(value) else DIGITS.get(unit.removesuffix(' a decade'))
+    text = f'{value:{sign},.4g}' if digits is None else f'{value:{sign},.{digits}f}'
+    return text.replace('-', '−')
 
 
 def describe_cost(evidence: Evidence) -> str:
-    """Hours of cores and GPUs of all recorded runs, and an estimate of their energy."""
+    """Core-hours and GPU-hours of all recorded pretraining and fine-tuning runs, with an estimate of their energy."""
     cores = gpus = 0.0
     for record in (*evidence.runs.values(), *evidence.finetunings, *evidence.failures):
         device, hours = str(record.get('device') or ''), float(record.get('device_hours') or 0)

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from maelm_composer.reporting.artefacts import find_artefact, label_of
+from maelm_composer.reporting.artefacts import find_artefact
+from maelm_composer.reporting.findings import name_claim
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.tables import GAP as DIFFERENCE
 from maelm_composer.reporting.verdicts import FAILS, HOLDS, NO_DIFFERENCE, UNDECIDED, is_claim
 
 AXES = {
@@ -18,7 +18,7 @@ AXES = {
     'points a decade': 'points for ten times the compute',
     'percent a decade': "% of RoBERTa's for ten times the compute",
 }
-TIME = 'share_of_time_to_target'  # the one claim that is about one, not zero
+TIME = 'share_of_time_to_target'  # a ratio: no difference is 1, not 0
 AXES[TIME] = "share of RoBERTa's time"
 MARKERS = {
     HOLDS: ('#1d6b3a', 'o'),
@@ -26,11 +26,12 @@ MARKERS = {
     NO_DIFFERENCE: ('#12355b', 's'),
     UNDECIDED: ('#777777', 'o'),
 }
-LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 5.6, 11.0  # inches: a claim, below a panel, left of it, the figure
+# Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
+LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 5.6, 11.0
 
 
 def draw_forest(tables: Mapping[str, Sequence[Row]]) -> Figure:
-    """One panel for each unit, one line for each claim that has an interval or a value."""
+    """One panel for each unit, one line for each claim."""
     panels: dict[str, list[Row]] = {}
     for rows in tables.values():
         for row in rows:
@@ -38,7 +39,10 @@ def draw_forest(tables: Mapping[str, Sequence[Row]]) -> Figure:
                 panels.setdefault(row.column if row.column == TIME else row.unit, []).append(row)
     height = sum(LINE * len(found) + SPACE for found in panels.values())
     figure, top = Figure(figsize=(WIDTH, height)), height
-    for unit, found in panels.items():  # placed by hand: a layout engine's last digits differ from run to run
+    for (
+        unit,
+        found,
+    ) in panels.items():  # placed by hand: the last digits of a layout engine's result vary from run to run
         top -= LINE * len(found) + SPACE
         axis = figure.add_axes(
             (LABELS / WIDTH, (top + SPACE) / height, 0.98 - LABELS / WIDTH, LINE * len(found) / height)
@@ -62,14 +66,9 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row]) -> None:
         if row.paper is not None:
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
     axis.axvline(1 if unit == TIME else 0, color='#555555', linewidth=0.8)
-    axis.set_yticks(range(len(claims)), [name_claim(row) for row in claims])
+    axis.set_yticks(
+        range(len(claims)), [f'{find_artefact(row.artefact).label}: {name_claim(row, ", ")}' for row in claims]
+    )
     axis.set_ylim(len(claims) - 0.4, -0.6)
     axis.set_xlabel(AXES.get(unit, unit))
     axis.grid(False, axis='y')
-
-
-def name_claim(row: Row) -> str:
-    """Where the claim stands, and which; MAE-LM − RoBERTa goes without saying."""
-    name = label_of(row.column) if row.row == DIFFERENCE else f'{row.row}, {label_of(row.column)}'
-    where = f', {row.x:g} {row.x_unit}' if row.x is not None else ''
-    return f'{find_artefact(row.artefact).title.split(":")[0]}: {name}{where}'

@@ -1,4 +1,4 @@
-"""Records -> tables, figures and one page. Needs no torch, and changes nothing when repeated."""
+"""Makes tables, figures and one page from records. Imports no torch; the files are reproducible byte for byte."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,17 +8,18 @@ from maelm_composer.records import write_text
 from maelm_composer.reporting.artefacts import artefacts_of
 from maelm_composer.reporting.curves import build_figure1, build_figure4, build_figure5, build_subspace, build_training
 from maelm_composer.reporting.evidence import Evidence, load_evidence
+from maelm_composer.reporting.figure3 import build_figure3
 from maelm_composer.reporting.figures import DRAWINGS, write_figure
 from maelm_composer.reporting.findings import describe_cost
 from maelm_composer.reporting.forest import draw_forest
 from maelm_composer.reporting.ladder import build_ladder
 from maelm_composer.reporting.page import CLAIMS, render_page
-from maelm_composer.reporting.race import build_figure3
+from maelm_composer.reporting.row_builder import RowBuilder
 from maelm_composer.reporting.rows import Row, load_published, write_rows
-from maelm_composer.reporting.tables import Book, build_table1, build_table2, build_table3
+from maelm_composer.reporting.tables import build_table1, build_table2, build_table3
 from maelm_composer.reporting.verdicts import is_claim
 
-BUILDERS: dict[str, Callable[[Book], list[Row]]] = {
+BUILDERS: dict[str, Callable[[RowBuilder], list[Row]]] = {
     'table1': build_table1,
     'table2': build_table2,
     'table3': build_table3,
@@ -31,11 +32,14 @@ BUILDERS: dict[str, Callable[[Book], list[Row]]] = {
     'ladder': build_ladder,
 }
 
-PUBLISHED = Path('results/paper')  # of the checkout, wherever the measured results lie
+PUBLISHED = Path('results/paper')  # in the checkout, wherever the measured results are
 
 
 def report(scale: str, results: Path) -> Path:
-    """Make every CSV, figure and the page of ``results``/``scale`` again from its records; returns the page's path.
+    """Make every CSV file, every figure and the page of ``results``/``scale`` from its records.
+
+    Returns:
+        The path of the page.
 
     Raises:
         InputError: no records, or records that contradict each other.
@@ -59,11 +63,11 @@ def report(scale: str, results: Path) -> Path:
 
 
 def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
-    """Rows of every artefact that the scale has."""
+    """Artefact name -> rows, for every artefact of the scale."""
     return _build(load_evidence(results / scale, scale))
 
 
 def _build(evidence: Evidence) -> dict[str, list[Row]]:
     published = load_published(PUBLISHED)
     artefacts = artefacts_of(evidence.scale)
-    return {found.name: BUILDERS[found.name](Book(found.name, evidence, published)) for found in artefacts}
+    return {found.name: BUILDERS[found.name](RowBuilder(found.name, evidence, published)) for found in artefacts}

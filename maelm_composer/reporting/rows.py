@@ -1,4 +1,4 @@
-"""The one schema of every CSV under results/<scale>/; results/README.md says what each column means."""
+"""The schema of every CSV file in results/<scale>/. results/README.md explains the columns."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from maelm_composer.reporting.evidence import Record, read_csv
 
 @dataclass(frozen=True)
 class Trace:
-    """What a number rests on: the columns of provenance. Several values are joined by ';'."""
+    """The provenance of a number. Several values are joined by ';'."""
 
     run_keys: str = ''
     recipe_hash: str = ''
@@ -30,7 +30,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Row:
-    """One number, or one that is wanted and not there (``value`` None, ``note`` says why)."""
+    """One number, or a missing one: ``value`` is None and ``note`` gives the reason."""
 
     scale: str
     artefact: str
@@ -55,12 +55,16 @@ class Row:
     source: str = ''
     trace: Trace = Trace()
 
+    def at(self, x: float, x_unit: str) -> 'Row':
+        """This row as a point of a figure."""
+        return replace(self, x=x, x_unit=x_unit)
+
 
 HEADER = [f.name for f in fields(Row) if f.name != 'trace'] + [f.name for f in fields(Trace)]
 
 
 def trace_records(runs: Iterable[Record], others: Iterable[Record] = ()) -> Trace:
-    """Provenance of what was computed from pretraining ``runs`` and from fine-tuning or rank records ``others``."""
+    """Provenance of a number computed from pretraining records ``runs`` and fine-tuning or rank records ``others``."""
     runs, others = _once(runs, 'run_name'), _once(others, 'key')
     provenances = [r['provenance'] for r in [*runs, *others]]
     return Trace(
@@ -77,11 +81,6 @@ def trace_records(runs: Iterable[Record], others: Iterable[Record] = ()) -> Trac
     )
 
 
-def at(row: Row, x: float, x_unit: str) -> Row:
-    """``row`` as a point of a figure."""
-    return replace(row, x=x, x_unit=x_unit)
-
-
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write ``rows`` as CSV, atomically."""
     buffer = io.StringIO()
@@ -94,7 +93,7 @@ def write_rows(path: Path, rows: list[Row]) -> None:
 
 
 def format_cell(value: float | str | None) -> str:
-    """Six significant digits; integers whole; nothing for None; ``inf`` for what was never reached."""
+    """Six significant digits; integers without a point; None is empty; infinity, a target never reached, is inf."""
     if value is None or isinstance(value, str):
         return value or ''
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):
@@ -103,13 +102,17 @@ def format_cell(value: float | str | None) -> str:
 
 
 def load_published(folder: Path) -> dict[tuple[str, str, str], float]:
-    """The paper's numbers, (setting, row, column) -> value, of every CSV in ``folder``."""
+    """The paper's numbers from every CSV file in ``folder``: (setting, row, column) -> value.
+
+    Raises:
+        InputError: no such file.
+    """
     paths = sorted(folder.glob('*.csv'))
     if not paths:
         raise InputError(f'no published numbers in {folder}: start in the checkout of the source')
     published: dict[tuple[str, str, str], float] = {}
     for path in paths:
-        for line in read_csv(path):  # Table 1 and Table 2 both give GLUE averages of the same models, and agree
+        for line in read_csv(path):  # the GLUE averages that Tables 1 and 2 share agree
             published.setdefault((line['setting'], line['row'], line['column']), float(line['value']))
     return published
 

@@ -1,29 +1,29 @@
-"""What a number says about the paper's claim, in words: never more than its interval allows."""
+"""Verdicts: what a number with its interval says about the paper's claim."""
 
-from maelm_composer.reporting.artefacts import DEMO, SETTINGS
+from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS
 from maelm_composer.reporting.estimate import Estimate
 from maelm_composer.reporting.rows import Row
 from maelm_composer.statistics import LEVEL
 
 NOT_COMPARABLE = "not comparable with the paper's absolute numbers"
 HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no difference', 'undecided')
-# Stated before anything was measured: a smaller difference is none.
+# Stated before anything was measured: a difference within the margin counts as none.
 MARGIN_POINTS = 1.0
 MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
 
 
 def is_claim(row: Row) -> bool:
-    """Whether ``row`` is judged: a difference, a slope or a share that the paper says something of."""
+    """Whether ``row`` has a verdict about a claim of the paper: a difference, a slope or a share."""
     return row.value is not None and row.verdict.startswith(WORDS)
 
 
 def is_comparable(scale: str) -> bool:
     """Whether ``scale`` is one of the paper's settings."""
-    return scale in SETTINGS
+    return scale in PAPER_SETTINGS
 
 
 def judge_value(scale: str, found: Estimate, paper: float | None) -> str:
-    """A number beside the paper's."""
+    """How a number compares with the paper's; below base, that it does not."""
     if not is_comparable(scale):
         return NOT_COMPARABLE
     if paper is None:
@@ -36,11 +36,12 @@ def judge_value(scale: str, found: Estimate, paper: float | None) -> str:
 
 
 def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float | None = None, among: int = 1) -> str:
-    """A difference or a slope that the paper says is above zero (``expects_more``) or below.
+    """The verdict on a difference or a slope.
 
     Args:
-        margin: what is too small to matter; stated beforehand.
-        among: how many claims Holm's correction has counted in ``found.p``.
+        expects_more: whether the paper claims that it is above zero, or below.
+        margin: a difference within it is too small to matter.
+        among: the size of the family of claims for which ``found.p`` was corrected by Holm's method.
     """
     sign = 1 if expects_more else -1
     if found.p is None or found.low is None or found.high is None:
@@ -57,7 +58,7 @@ def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float |
 
 
 def qualify(scale: str, text: str) -> str:
-    """``text``, and below the paper's scales what may not be read into it; of demo tasks nothing may."""
+    """``text`` with the reservation that ``scale`` needs; demo tasks decide nothing."""
     if scale == DEMO:
         text = f'{UNDECIDED}: demo tasks are evidence of nothing'
     return text if is_comparable(scale) else f'{text}; {NOT_COMPARABLE}'

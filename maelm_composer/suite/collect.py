@@ -1,4 +1,4 @@
-"""Records from where the work is done to results/<scale>/records, which holds those of one experiment and no others."""
+"""Copies records from the folder of work to results/<scale>/records, which holds the records of one experiment."""
 
 import json
 import math
@@ -9,13 +9,13 @@ from typing import Any
 from maelm_composer.records import write_json, write_text
 
 Record = dict[str, Any]
-CURVE_ROWS = 2000  # of a metrics.csv, beside those with a validation loss: figures draw 120
+CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw 120
 
 
 def collect_run(folder: Path, records: Path) -> None:
     """Copy the record and the log of the finished run in ``folder``.
 
-    Fine-tuning and rank records of another run of that name, be it the same recipe run again, are removed.
+    Fine-tuning and rank records of an earlier run of that name are removed, even if the recipe is the same.
     """
     record = read_json(folder / 'record.json')
     name = record['run_name']
@@ -29,7 +29,7 @@ def collect_run(folder: Path, records: Path) -> None:
 
 
 def collect_finetunings(found: Iterable[Record], records: Path, run_name: str, samples: int, task: str) -> None:
-    """Write the records of a search; others of the same checkpoint and task go: another protocol made them."""
+    """Write the records of a search. Other records of this checkpoint and task, of another protocol, are removed."""
     keys = set()
     for record in found:
         keys.add(record['key'])
@@ -44,14 +44,14 @@ def collect_finetunings(found: Iterable[Record], records: Path, run_name: str, s
 
 
 def collect_rank(record: Record, records: Path) -> None:
-    """Write ``record``; another of the same run goes."""
+    """Write ``record``; other rank records of the same run are removed."""
     name, key = record['checkpoint']['run_name'], record['key']
     _remove(records / 'rank', lambda other: other['checkpoint']['run_name'] == name and other['key'] != key)
     write_json(records / 'rank' / f'{key}.json', drop_places(record))
 
 
 def drop_places(record: Record) -> Record:
-    """Names instead of paths: results are published, and hashes say what lay there."""
+    """``record`` with file names in place of paths. Results are published, and hashes identify the files."""
     named = {'checkpoint': record['checkpoint'] | {'uri': Path(record['checkpoint']['uri']).name}}
     if 'remote' in record.get('data', {}):
         named['data'] = record['data'] | {'remote': Path(record['data']['remote']).name}
@@ -59,7 +59,7 @@ def drop_places(record: Record) -> Record:
 
 
 def thin_curve(text: str) -> str:
-    """A metrics.csv with every validation and at most ``CURVE_ROWS`` evenly spaced other rows."""
+    """A metrics.csv, thinned to every row with a validation loss and about ``CURVE_ROWS`` evenly spaced other rows."""
     head, *rows = text.splitlines()
     stride = math.ceil(len(rows) / CURVE_ROWS)
     if stride <= 1:

@@ -1,4 +1,4 @@
-"""FLOPs, runs and bytes of a step, from its recipes alone. Pure, no torch."""
+"""FLOPs, runs and bytes of a step, computed from its recipes alone. Imports no torch."""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.training.plan import FORWARD_AND_BACKWARD
 from maelm_composer.training.scaling import count_visible
 
-# Rows of training, of all dev sets, and mean tokens of a row: official counts; lengths with 8,192 pieces.
+# Training rows, rows of all dev sets (official counts), and mean tokens per row with a vocabulary of 8,192.
 TASK_SIZES = {
     'mnli': (392_702, 19_647, 40),
     'qqp': (363_846, 40_430, 31),
@@ -26,13 +26,13 @@ TASK_SIZES = {
     'demo_regression': (600, 200, 28),
     'demo_span': (600, 200, 55),
 }
-STATE_BYTES = 16  # of a checkpoint's parameter: the weights twice, Adam's two moments
-SHARD_BYTES_PER_TOKEN = 1.6  # compressed; unpacked in the cache 2.2
+STATE_BYTES = 16  # per parameter of a checkpoint: the weights twice, and Adam's two moments
+SHARD_BYTES_PER_TOKEN = 1.6  # compressed; 2.2 when unpacked in the cache
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one step, done from nothing."""
+    """The cost of one step from nothing."""
 
     flops: float = 0.0
     runs: int = 1
@@ -40,24 +40,24 @@ class Cost:
 
 
 def count_training_flops(config: PretrainingConfig) -> int:
-    """Of the whole run, as its start screen shows them."""
+    """FLOPs of the whole run, as printed at its start."""
     visible, masked = count_visible(config)
     decoder = config.model.decoder
     if decoder is not None and decoder.attention is DecoderAttention.causal_cross:
-        masked = config.model.max_seq_len  # it predicts every token
+        masked = config.model.max_seq_len  # this decoder predicts every token
     per_row = FORWARD_AND_BACKWARD * sum(count_forward_flops(config.model, visible, masked).values())
     batch = config.training.global_train_batch_size
     return per_row * math.ceil(config.training.max_samples / batch) * batch
 
 
 def cost_pretraining(config: PretrainingConfig, num_checkpoints: int) -> Cost:
-    """Training alone; validation and saving are small beside it."""
+    """The cost of training. Validation and saving are negligible beside it."""
     parameters = sum(count_parameters(config.model).values())
     return Cost(count_training_flops(config), 1, num_checkpoints * STATE_BYTES * parameters)
 
 
 def cost_finetuning(config: FinetuningConfig, model: ModelConfig, task_name: str) -> Cost:
-    """The whole search of one task; of the repeats' epochs, which are not known before, the grid's mean."""
+    """The cost of the whole search of one task. The best point's epochs are not known: the grid's mean is assumed."""
     task = find_task(task_name)
     rows, dev_rows, length = TASK_SIZES[task_name]
     rows = min(rows, config.data.limit(task_name) or rows)
@@ -70,13 +70,13 @@ def cost_finetuning(config: FinetuningConfig, model: ModelConfig, task_name: str
 
 
 def cost_rank(model: ModelConfig, tokens: int) -> Cost:
-    """Forward passes without and with [MASK], and every layer's three Gram matrices."""
+    """The cost of forward passes without and with [MASK], and of three Gram matrices for every layer."""
     forward = 2 * _forward(model, model.max_seq_len) / model.max_seq_len
     gram = 2 * 2 * model.hidden_size**2 * (model.num_hidden_layers + 1)
     return Cost(tokens * (forward + gram))
 
 
 def _forward(model: ModelConfig, length: int) -> float:
-    """FLOPs of the encoder over one sequence."""
+    """FLOPs of the encoder's forward pass over one sequence."""
     alone = replace(model, decoder=None, max_seq_len=length)
     return float(count_forward_flops(alone, length, length)['encoder'])

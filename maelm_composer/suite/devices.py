@@ -1,4 +1,4 @@
-"""What a machine computes: published peaks of GPUs, a measurement of a CPU, and what earlier runs reached."""
+"""The speed of a machine: published peaks of GPUs, a measurement of a CPU, and the speed of recorded runs."""
 
 import os
 import subprocess
@@ -21,11 +21,11 @@ CPU = 'cpu'
 
 @dataclass(frozen=True)
 class Device:
-    """``count`` alike devices; a CPU with all its cores is one."""
+    """``count`` devices of one kind. A CPU with all its cores is one device."""
 
-    name: str  # of PEAKS, or cpu
+    name: str  # a key of PEAKS, or cpu
     count: int
-    fp32: float  # FLOP/s of one: a GPU's peak; on a CPU measured, where bf16 may be emulated
+    fp32: float  # FLOP/s of one device: a GPU's peak, or a CPU's measured speed
     bf16: float
 
     @property
@@ -33,7 +33,7 @@ class Device:
         return Precision.bf16 if self.bf16 > self.fp32 else Precision.fp32
 
     def flops(self, precision: Precision) -> float:
-        """FLOP/s of one; for ``auto`` the faster."""
+        """FLOP/s of one device; ``auto`` is the faster precision."""
         return max(self.fp32, self.bf16) if precision is Precision.auto else getattr(self, precision.name)
 
     @property
@@ -42,10 +42,10 @@ class Device:
 
 
 def find_device(gpu: str | None = None, count: int | None = None) -> Device:
-    """The device of that name, or what this machine has.
+    """The devices of this machine, or ``count`` of the named GPU.
 
     Raises:
-        InputError: a GPU whose peak is not known.
+        InputError: a GPU that is not in :data:`PEAKS`.
     """
     if gpu is None:
         found = _list_gpus()
@@ -54,27 +54,27 @@ def find_device(gpu: str | None = None, count: int | None = None) -> Device:
         gpu, count = found[0], count or len(found)
     name = next((name for name in PEAKS if name in gpu.lower()), None)
     if name is None:
-        raise InputError(f'GPU {gpu}: its peak is not known here; choose one of {", ".join(PEAKS)}')
+        raise InputError(f'GPU {gpu}: its peak is not known; choose one of {", ".join(PEAKS)}')
     return Device(name, count or 1, *PEAKS[name])
 
 
 def measure_cpu() -> Device:
-    """This machine's cores as one device: what a core reaches in a feed-forward block, times their number."""
+    """This machine's cores as one device: the speed of one core in a feed-forward block, times the number of cores."""
     speeds, cores = measure_speeds(), len(os.sched_getaffinity(0))
     return Device(CPU, 1, cores * speeds.fp32, cores * speeds.bf16)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What recorded runs of one scale reached on one kind of device."""
+    """The speed of recorded runs of one scale on one kind of device."""
 
-    training_flops: float | None  # FLOP/s of one device, the median over runs
-    task_seconds: dict[str, float]  # of a fine-tuning run, by task
+    training_flops: float | None  # FLOP/s of one device, median over runs; None: no such run
+    task_seconds: dict[str, float]  # task -> mean seconds of a fine-tuning run
     rank_seconds: float | None
 
 
 def read_measured(records: Path, device: Device, pretraining: Precision, finetuning: Precision) -> Measured:
-    """From results/<scale>/records, those of this kind of device in these precisions."""
+    """The speeds in results/<scale>/records of runs on this kind of device in these precisions."""
     here = collect_provenance({})
 
     def read(kind: str) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def read_measured(records: Path, device: Device, pretraining: Precision, finetun
 
 
 def _is_like(record: dict[str, Any], device: Device, here: dict[str, Any]) -> bool:
-    """Whether it was made on such a device; a CPU must be the one of ``here``, this machine's provenance."""
+    """Whether ``record`` comes from such a device; a CPU must be that of ``here``, the provenance of this machine."""
     where = str(record.get('device') or CPU).lower()
     if device.name != CPU:
         return device.name in where
@@ -109,5 +109,5 @@ def _list_gpus() -> list[str]:
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]
     except (OSError, subprocess.CalledProcessError):
         return []
-    visible = os.environ.get('CUDA_VISIBLE_DEVICES')  # nvidia-smi does not heed it; alike GPUs are assumed
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')  # nvidia-smi ignores it; all GPUs are assumed to be of one kind
     return found if visible is None else found[: len(list(filter(None, visible.split(','))))]

@@ -1,16 +1,12 @@
-"""What would run, what is there already, and what it costs: nothing is run. No torch."""
+"""The plan of a suite: its steps, what is recorded of them, and what the rest costs. Runs nothing, imports no torch."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from maelm_composer.config import FinetuningConfig, Precision, SourceKind
+from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.corpora import find_files
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
@@ -24,34 +20,33 @@ from maelm_composer.sweep.search import Record, list_points
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.training.run_record import is_run_of
 
-WIDTH_OF_A_FILE = 160  # characters; a terminal has its own
-SCALES = ('small', 'medium', 'base', 'base_pp', 'large_pp')  # of a budget; the demo fits everywhere
-# Share that is reached of a GPU's peak, an assumption, for pretraining that of docs/scaling.md; and of what a CPU was
-# measured to do in that precision, from the demo.
+SCALES = ('small', 'medium', 'base', 'base_pp', 'large_pp')  # of `maelm plan`; the demo fits everywhere
+# Assumed share of a GPU's peak (pretraining: docs/scaling.md), and share of a CPU's measured speed, from the demo.
 UTILIZATION = {
     Kind.pretraining: {'gpu': 0.40, CPU: 1.0},
     Kind.finetuning: {'gpu': 0.25, CPU: 0.8},
     Kind.rank: {'gpu': 0.25, CPU: 0.3},
 }
-START_SECONDS = {Kind.pretraining: 4.0, Kind.finetuning: 1.0, Kind.rank: 2.0}  # of a run: model, data, first batches
-SWEEP_SECONDS = 2.0  # of a checkpoint's sweep, beside its runs
-FIRST_SECONDS = 30.0  # imports, Ray's start, its workers' imports
-DOCUMENTS_PER_SECOND = 300.0  # of the machine's own documentation: read twice, tokenised
-BYTES_PER_SECOND = 0.6e6  # of compressed text files, for a core
-HUB_TOKENS = {'base': 5e9, 'base_pp': 20e9}  # yamls/data/: what their sources come to
+# Per run: building the model, opening the data, first batches.
+START_SECONDS = {Kind.pretraining: 4.0, Kind.finetuning: 1.0, Kind.rank: 2.0}
+SWEEP_SECONDS = 2.0  # per checkpoint, in addition to its runs
+FIRST_SECONDS = 30.0  # once: imports, starting Ray, imports of its workers
+DOCUMENTS_PER_SECOND = 300.0  # documentation of this machine, read twice and tokenised
+BYTES_PER_SECOND = 0.6e6  # per core, of compressed text files
+HUB_TOKENS = {'base': 5e9, 'base_pp': 20e9}  # tokens of the sources of yamls/data/
 
 
 @dataclass(frozen=True)
 class Item:
-    """One step with what is left of it."""
+    """One step and what is left to do of it."""
 
     step: Step
     name: str
     done: int
     total: int
-    seconds: float  # that are left, on the whole machine
-    basis: str  # what the estimate rests on
-    num_devices: int = 0  # that are busy meanwhile
+    seconds: float  # left, on the whole machine
+    basis: str  # where the estimate comes from
+    num_devices: int = 0  # busy during the step
     disk_bytes: float = 0.0
 
     @property
@@ -60,7 +55,7 @@ class Item:
 
 
 def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> list[Item]:
-    """Every step that ``artefacts`` rest on; where no precision is chosen yet, in the one that is faster on ``device``.
+    """Every step that ``artefacts`` need. If no precision is chosen yet, the faster one of ``device`` is assumed.
 
     Raises:
         InputError: settings that cannot be read.
@@ -75,7 +70,7 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
 
 
 def sum_seconds(items: Sequence[Item]) -> float:
-    """Seconds that are left, with the start of the machinery where anything is."""
+    """Seconds left, including the start of Python and Ray unless nothing is left."""
     seconds = sum(item.seconds for item in items)
     return seconds + FIRST_SECONDS if seconds else 0.0
 
@@ -85,8 +80,8 @@ def describe_accuracy(estimated: float, took: float) -> str:
 
 
 def print_plan(suite: Suite, items: Sequence[Item], device: Device) -> None:
-    table = _begin_table('step', 'recorded', right=('hours left', 'device-hours', 'disk, GB'))
-    table.add_column('estimated from')
+    right = ('hours left', 'device-hours', 'disk, GB')
+    table = begin_table('step', 'recorded', right=right, last=('estimated from',))
 
     def describe(seconds: float, device_hours: float, disk_bytes: float) -> list[str]:
         return [f'{seconds / 3600:,.2f}', f'{device_hours:,.2f}', f'{disk_bytes / 1e9:,.2f}']
@@ -100,17 +95,17 @@ def print_plan(suite: Suite, items: Sequence[Item], device: Device) -> None:
     totals = sum(item.device_hours for item in items), sum(item.disk_bytes for item in items)
     numbers = describe(sum_seconds(items), *totals)
     table.add_row('all', '', *numbers, f'scale {suite.scale} on {device.label}')
-    _console().print(table)
+    open_console().print(table)
 
 
 def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCALES) -> None:
-    """What of the paper fits into ``gpus`` × ``hours``: every artefact alone, from nothing, and all together.
+    """Print the GPU-hours of every artefact alone, and of all together, from nothing, and whether they fit the budget.
 
     Raises:
         InputError: a GPU whose peak is not known, or as :func:`plan_suite`.
     """
     device, budget = find_device(gpu, gpus), gpus * hours
-    table = _begin_table('GPU-hours from nothing', right=scales)
+    table = begin_table('GPU-hours from nothing', right=scales)
     suites = [replace(load_suite(scale), work=Path(os.devnull), results=Path(os.devnull)) for scale in scales]
 
     def add_row(name: str, artefacts: Sequence[Artefact]) -> None:
@@ -119,13 +114,13 @@ def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCAL
         table.add_row(name, *(f'{t:,.{1 if t >= 1 else 2}f} {word}' for t, word in zip(totals, fits, strict=True)))
 
     for artefact in ARTEFACTS:
-        add_row(artefact.title.split(':')[0], [artefact])
+        add_row(artefact.label, [artefact])
     table.add_section()
     add_row('all of them', ARTEFACTS)
-    _console().print(table)
+    open_console().print(table)
     shares = ', '.join(f'{kind.name} {UTILIZATION[kind]["gpu"]:.0%}' for kind in UTILIZATION)
     peaks = f'{device.bf16 / 1e12:,.0f} TFLOP/s a GPU in bf16, for ranks {device.fp32 / 1e12:,.0f} in fp32'
-    _console().print(
+    open_console().print(
         f'{gpus} × {gpu} for {hours:g} hours: {budget:,.0f} GPU-hours. FLOPs model: {peaks}, of which {shares} are '
         'reached; GPUs scale without loss.'
     )
@@ -148,11 +143,11 @@ class _Planner:
                 return self._plan_rank(step, model)
         try:
             return self._plan_data(step)
-        except InputError as error:  # text that is not on this machine: all else can be planned
+        except InputError as error:  # the text is not on this machine; everything else can be planned
             return Item(step, step.kind.name, 0, 1, 0.0, f'not known: {error}')
 
     def _plan_data(self, step: Step) -> Item:
-        """Documents cost cores and no GPU; what must be downloaded is not timed."""
+        """Tokenizer and shards take CPU cores, no GPU. Downloads are not timed."""
         config, recipe = self.suite.load_corpus(), self.suite.settings.data[0]
         file = 'manifest.json' if step.kind is Kind.shards else 'tokenizer/recipe.json'
         done = int(read_file(join(config.remote, file)) is not None)
@@ -161,7 +156,7 @@ class _Planner:
             match source.kind:
                 case SourceKind.documentation:
                     seconds += (source.max_documents or 0) / DOCUMENTS_PER_SECOND
-                case SourceKind.files if not done:  # finished shards may be there without their text
+                case SourceKind.files if not done:  # finished shards are used without their text
                     size = sum(os.path.getsize(path) for path in find_files(source))
                     seconds += size / BYTES_PER_SECOND / (os.cpu_count() or 1)
                 case SourceKind.huggingface:
@@ -194,7 +189,7 @@ class _Planner:
 
     def _plan_finetuning(self, step: Step, model: Model) -> Item:
         pretraining = self.suite.load_pretraining(model)
-        config = self.suite.load_finetuning(model, 0, ())  # neither checkpoint nor tasks count here
+        config = self.suite.load_finetuning(model, 0, ())  # neither the checkpoint nor the tasks matter here
         slots = float(os.cpu_count() or 1)
         if self.device.name != CPU and config.sweep.gpus_per_run:
             slots = self.device.count / config.sweep.gpus_per_run
@@ -215,22 +210,22 @@ class _Planner:
         return Item(step, name, done, total, seconds, ', '.join(sorted(bases)), self.device.count)
 
     def _count_recorded(self, config: FinetuningConfig, task: str, run_name: str, samples: int) -> int:
-        """How many runs of the search are there, by what their records say of themselves."""
-        wanted = describe_protocol(replace(config, task=task))
+        """The number of recorded runs of the search, found by task, checkpoint, protocol, point and seed."""
+        protocol = describe_protocol(replace(config, task=task))
         points = [asdict(point) for point in list_points(config, find_task(task))]
-        shortened = ('max_seq_len', 'span')  # where the checkpoint's rows are shorter
+        shortened = ('max_seq_len', 'span')  # a checkpoint of shorter rows changes these
 
-        def is_wanted(record: Record) -> bool:
+        def is_of_search(record: Record) -> bool:
             checkpoint = record['checkpoint']
             if (record['task'], checkpoint['run_name'], checkpoint['samples']) != (task, run_name, samples):
                 return False
-            is_same = all(record['protocol'].get(k) == v for k, v in wanted.items() if k not in shortened)
+            is_same = all(record['protocol'].get(k) == v for k, v in protocol.items() if k not in shortened)
             return is_same and record['point'] in points and record['seed'] in config.sweep.seeds
 
-        return sum(map(is_wanted, self.recorded))
+        return sum(map(is_of_search, self.recorded))
 
     def _estimate(self, cost: Cost, kind: Kind, precision: Precision) -> tuple[float, str]:
-        """Seconds on the whole machine by the FLOPs model, and its words."""
+        """Seconds on the whole machine by the FLOPs model, and a description of the model."""
         device, flops = self.device, self.device.flops(precision)
         share = UTILIZATION[kind][CPU if device.name == CPU else 'gpu']
         starts = START_SECONDS[kind] * cost.runs
@@ -238,16 +233,3 @@ class _Planner:
             starts /= os.cpu_count() or 1 if device.name == CPU else device.count
         seconds = starts + cost.flops / (share * flops * device.count)
         return seconds, f'FLOPs model, {share:.0%} of {flops:.1e} in {precision.name}'
-
-
-def _begin_table(*left: str, right: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in left:
-        table.add_column(name)
-    for name in right:
-        table.add_column(name, justify='right')
-    return table
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)

@@ -1,4 +1,4 @@
-"""Making what is missing, step by step. Every step looks for its own result first, so a killed suite goes on."""
+"""Runs the missing steps of a suite. Every step looks for its result first, so a killed suite can be resumed."""
 
 import gc
 import subprocess
@@ -28,11 +28,15 @@ from maelm_composer.training.run import pretrain
 
 
 def run_suite(suite: Suite, artefacts: Sequence[Artefact]) -> Path:
-    """Make everything that ``artefacts`` rest on, record it, and make the report; returns the page's path.
+    """Run every missing step of ``artefacts``, copy the records to the results, and make the report.
+
+    A fine-tuning run that fails raises nothing: its record says why, and the report shows a missing number.
+
+    Returns:
+        The path of the report's page.
 
     Raises:
-        InputError: another process works in the same folder, or as the steps raise. A fine-tuning run that fails raises
-            nothing: it is recorded, and its number is missing with the reason.
+        InputError: another process works in the same folder, or a step raises it.
     """
     with hold(suite.work, 'benchmark suite'):
         suite = settle_precision(suite)
@@ -42,7 +46,7 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact]) -> Path:
 
 
 def settle_precision(suite: Suite) -> Suite:
-    """``suite`` with one precision for all recipes that say auto, chosen once for its folder of work."""
+    """``suite`` with one precision for all recipes that say auto. The choice is stored in the folder of work."""
     if Precision.auto not in suite.list_precisions():
         return suite
     choice = choose_in(suite.work, Precision.auto, 'precision')
@@ -51,7 +55,7 @@ def settle_precision(suite: Suite) -> Suite:
 
 
 def make(suite: Suite, step: Step) -> None:
-    """Do ``step``, or nothing where its result is there, and copy its records to the results."""
+    """Run ``step`` unless its result exists, and copy its records to the results."""
     match step:
         case Step(Kind.tokenizer):
             if not _are_shards_alone(corpus := suite.load_corpus()):
@@ -74,9 +78,9 @@ def make(suite: Suite, step: Step) -> None:
 
 
 def _are_shards_alone(corpus: CorpusConfig) -> bool:
-    """Whether finished shards are there and their text is not, as on a machine that was given no more: they are used.
+    """Whether there are finished shards but not their text. Such shards are used without a look at the text.
 
-    Training compares their vocabulary and length with the recipe's; every record has their content hash.
+    Training compares the shards' vocabulary and length with the recipe's, and every record has their content hash.
     """
     try:
         for source in corpus.sources:
@@ -87,15 +91,15 @@ def _are_shards_alone(corpus: CorpusConfig) -> bool:
 
 
 def _pretrain(suite: Suite, model: Model) -> None:
-    """In this process on one device, which saves a start of many seconds; through the launcher on several."""
+    """Pretrain in this process on one device, which saves seconds of start-up; else through Composer's launcher."""
     count = torch.cuda.device_count()
     if count <= 1:
         pretrain(suite.load_pretraining(model))
-        torch.compiler.reset()  # of one function torch compiles eight versions and then refuses, whatever the models
+        torch.compiler.reset()  # torch refuses to compile a ninth version of one function
         gc.collect()
         torch.cuda.empty_cache()  # fine-tuning's workers share the device
     else:
         launcher = [sys.executable, '-m', 'composer.cli', '-n', str(count)]
         if subprocess.run([*launcher, 'train.py', *suite.list_arguments(model)], check=False).returncode:
-            raise InputError(f'pretraining {model.run_name(suite.scale)} ended with an error, which stands above')
+            raise InputError(f'pretraining {model.run_name(suite.scale)} failed: the error is printed above')
     collect_run(suite.run_folder(model), suite.records)

@@ -1,4 +1,4 @@
-"""What a list of artefacts needs at one scale, step by step, each once. Pure, no torch."""
+"""The steps that a list of artefacts needs at one scale, each once. Imports no torch."""
 
 import functools
 import math
@@ -16,7 +16,6 @@ from maelm_composer.precision import read_choice
 from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.reporting.artefacts import (
     ARTEFACTS,
-    LADDER,
     MAE_LM,
     Artefact,
     Demand,
@@ -25,30 +24,30 @@ from maelm_composer.reporting.artefacts import (
     tasks_of,
 )
 
-SETTINGS = Path('yamls/suite')
-RANK_PRECISION = Precision.fp32  # of the rank records, whatever the models were trained in
+SETTINGS_FOLDER = Path('yamls/suite')
+RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
 Kind = Enum('Kind', 'tokenizer shards pretraining finetuning rank')
 
 
 @dataclass(frozen=True)
 class Step:
-    """One unit of work that is looked up before it is done."""
+    """One unit of work. Its result is looked up before the work is done."""
 
     kind: Kind
     model: Model | None = None
-    samples: int = 0  # the checkpoint to fine-tune or to measure
+    samples: int = 0  # names the checkpoint to fine-tune or to measure
     tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One scale's settings, where it works and where its results go."""
+    """The settings of one scale with its folders for work and for results."""
 
     scale: str
     settings: SuiteConfig
     work: Path
     results: Path
-    precision: Precision = Precision.auto  # of the recipes that say auto, the same for all; auto: not chosen yet
+    precision: Precision = Precision.auto  # for all recipes that say auto; auto: not chosen yet
 
     @property
     def finetuning_folder(self) -> Path:
@@ -63,7 +62,7 @@ class Suite:
         return self.results / self.scale / 'records'
 
     def list_seeds(self, artefact: str, model: Model) -> list[int | None]:
-        """Of pretraining; None: the recipe's own. Those of an overlay come before those of an artefact."""
+        """Pretraining seeds, None being the recipe's own. Seeds of an overlay take precedence over an artefact's."""
         seeds, own = self.settings.pretraining_seeds, self.settings.pretraining_seeds_of
         found = next((own[name] for name in (*list_stems(model), artefact) if name in own), seeds)
         return list(found) or [None]
@@ -72,16 +71,16 @@ class Suite:
         return self.work / 'runs' / model.run_name(self.scale)
 
     def load_corpus(self) -> CorpusConfig:
-        if 'MAELM_DATA' in os.environ:  # one variable names text and tasks
+        if 'MAELM_DATA' in os.environ:  # MAELM_DATA names the folder of text and tasks
             os.environ.setdefault('DATA_ROOT', os.environ['MAELM_DATA'])
         return load_config(CorpusConfig, *split_arguments(self.settings.data))
 
     def list_precisions(self) -> tuple[Precision, Precision]:
-        """Of pretraining and of fine-tuning."""
+        """The precision of pretraining and that of fine-tuning."""
         return self.load_pretraining(MAE_LM).training.precision, self.load_finetuning(MAE_LM, 0, ()).precision
 
     def list_arguments(self, model: Model) -> list[str]:
-        """What `composer train.py` is called with."""
+        """The arguments of `composer train.py`."""
         arguments = [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
         arguments.append(f'run_name={model.run_name(self.scale)}')
         if model.seed is not None:
@@ -102,7 +101,7 @@ class Suite:
             'checkpoint': self.run_folder(model) / name_checkpoint(samples),
             'save_folder': self.finetuning_folder,
             'sweep.tasks': f'[{",".join(tasks)}]',
-            'measures_rank': model.overlays in measured,  # the same for every artefact, so that they share records
+            'measures_rank': model.overlays in measured,  # for every artefact alike, so that they share records
         }
         config: FinetuningConfig = _load(
             FinetuningConfig, (*self.settings.finetuning, *(f'{key}={value}' for key, value in own.items()))
@@ -117,14 +116,15 @@ def load_suite(
 
     Args:
         work: folder of runs and records; the default is runs/suite/<scale>.
-        added: a file of the same keys, whose lists come after the scale's and so win; the fewer ``rank_tokens`` count.
+        added: a file of the same keys. Its lists are appended to the scale's, so its values win; the smaller
+            ``rank_tokens`` counts.
 
     Raises:
         InputError: an unknown scale, or settings or a choice of precision that cannot be read.
     """
-    path = SETTINGS / f'{scale}.yaml'
+    path = SETTINGS_FOLDER / f'{scale}.yaml'
     if not path.is_file():
-        there = ', '.join(sorted(found.stem for found in SETTINGS.glob('*.yaml')))
+        there = ', '.join(sorted(found.stem for found in SETTINGS_FOLDER.glob('*.yaml')))
         raise InputError(f'no {path}: the scales are {there or "in the checkout of the source: start there"}')
     settings = load_config(SuiteConfig, [str(path)])
     for name in ('data', 'pretraining', 'finetuning'):
@@ -143,21 +143,16 @@ def load_suite(
             )
     for seeds in (settings.pretraining_seeds, *settings.pretraining_seeds_of.values()):
         if len(set(seeds)) < len(seeds):
-            raise InputError(f'{path}: pretraining seeds {seeds}: a seed stands there twice')
+            raise InputError(f'{path}: pretraining seeds {seeds}: a seed is listed twice')
     folder = Path(work or f'runs/suite/{scale}')
     return Suite(scale, settings, folder, Path(results), read_choice(folder) or Precision.auto)
 
 
-def find_artefacts(names: Sequence[str]) -> list[Artefact]:
-    """The artefacts of these names, in their order."""
-    return [artefact for artefact in (*ARTEFACTS, LADDER) if artefact.name in names]
-
-
 def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
-    """Everything that ``artefacts`` rest on, each once.
+    """The steps that ``artefacts`` need, each once.
 
-    A model's fine-tuning and rank come right after its pretraining, so that records of whole models come in while the
-    others are made. All models of a seed come before the next seed's.
+    The fine-tuning and rank steps of a model follow its pretraining, so that models are completed one by one. All
+    models of one pretraining seed come before those of the next.
     """
     demands = _list_demands(suite, artefacts)
     models: dict[str, Model] = {}
@@ -180,7 +175,7 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
 
 
 def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:
-    """Of every artefact and seed of pretraining, by seed."""
+    """The demands of every artefact for every pretraining seed, ordered by seed."""
     seeded: dict[int | None, list[Demand]] = {}
     for artefact in artefacts:
         for demand in artefact.demands:
@@ -191,18 +186,23 @@ def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:
 
 
 def _list_steps_of(model: Model, tasks: Mapping[int, Iterable[str]], ranked: int | None) -> list[Step]:
-    """``tasks`` by the checkpoint that is fine-tuned on them; ``ranked``: the checkpoint whose rank is measured."""
+    """The steps of one model.
+
+    Args:
+        tasks: samples of a checkpoint -> the tasks that it is fine-tuned on
+        ranked: samples of the checkpoint whose effective rank is measured
+    """
     finetunings = [Step(Kind.finetuning, model, samples, tuple(found)) for samples, found in tasks.items()]
     return [Step(Kind.pretraining, model), *finetunings, *([Step(Kind.rank, model, ranked)] if ranked else [])]
 
 
 def list_stems(model: Model) -> list[str]:
-    """The names by which settings know its overlays."""
+    """The names of the model's overlays in the suite's settings."""
     return [Path(path).stem for path in model.overlays]
 
 
 def list_checkpoints(config: PretrainingConfig) -> list[int]:
-    """Samples at which the run saves: the first batch at or after each interval, and the last one."""
+    """Samples at which the run saves a checkpoint: at the first batch end at or after each interval, and at the end."""
     batch, interval = config.training.global_train_batch_size, config.training.checkpoint_interval_samples
     total = math.ceil(config.training.max_samples / batch) * batch
     due = {math.ceil(multiple / batch) * batch for multiple in range(interval, total, interval)}
@@ -210,10 +210,10 @@ def list_checkpoints(config: PretrainingConfig) -> list[int]:
 
 
 def name_checkpoint(samples: int) -> str:
-    """The checkpoint's folder in its run's."""
+    """The name of a checkpoint's folder in the folder of its run."""
     return f'samples-{samples:012d}'
 
 
-@functools.lru_cache(maxsize=256)  # planning asks for the same ones again and again
+@functools.lru_cache(maxsize=256)  # planning loads the same recipes many times
 def _load(root: type, entries: tuple[str, ...]) -> Any:
     return load_config(root, *split_arguments(entries))

@@ -6,6 +6,7 @@ import statistics
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from maelm_composer.errors import InputError
 from maelm_composer.records import pack_numbers
@@ -13,6 +14,8 @@ from maelm_composer.reporting.artefacts import MAE_LM
 from maelm_composer.reporting.estimate import Estimate, Term, estimate, slope_weights
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.verdicts import judge_claim
+from maelm_composer.sweep.search import SweepResult, TaskResult
+from maelm_composer.tasks.catalogue import find_task
 
 
 def build(archive):
@@ -107,11 +110,15 @@ def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
     made = archive('small')
     made.add_run('small')
     tasks = ('mnli', 'qqp', 'qnli', 'sst2', 'cola', 'rte', 'mrpc', 'stsb')
+    results = []
     for task, score in zip(tasks, (0.80, 0.88, 0.72, 0.64, 0.16, 0.56, 0.72, 0.24), strict=True):
+        scores = [{'score': score + shift} for shift in (-0.3, 0.0, 0.1)]
+        results.append(TaskResult(find_task(task), None, scores, scores, 3))
         for seed, shift in enumerate((-0.3, 0.0, 0.1), start=1):
             made.add_score('small', task, seed, score + shift)
     # (80 + 88 + 72 + 64 + 16 + 56 + 72 + 24) / 8
     assert build(made)['table1', 'MAE-LM', 'glue_avg', None].value == pytest.approx(59)
+    assert SweepResult(results, []).average == pytest.approx(0.59)  # a sweep prints the same average
 
 
 def test_only_the_papers_scale_is_compared_in_absolute_numbers(archive):
@@ -176,7 +183,10 @@ def test_table3(full):
     assert rows['table3', 'MAE-LM', 'pretrained', None].value == 53  # 50 + 7 - 2 × 2: the last layer
     gap = rows['table3', 'MAE-LM − RoBERTa', 'pretrained', None]
     assert (gap.value, gap.paper, gap.difference) == (7, 29, None)  # of as many dimensions as base has
-    assert gap.verdict.startswith('holds: 3 pretraining seeds')
+    assert gap.verdict.startswith('holds: 3 pretraining seeds, one of 3 by Holm')
+    t = 7 * math.sqrt(3)  # the three differences are 6, 7 and 8
+    assert gap.p == pytest.approx(3 * 2 * stats.t(2).sf(t))  # the other two columns have p = 1
+    assert rows['figure5', 'MAE-LM − RoBERTa', 'rank_real, last layer', None].p == pytest.approx(gap.p * 2 / 3)
     after = rows['table3', 'MAE-LM', 'squad2', None]
     assert (after.value, after.low, after.high, after.paper) == (49, 49, 49, 260)
 

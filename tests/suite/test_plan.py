@@ -10,11 +10,11 @@ from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
-from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM
+from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, find_artefact
 from maelm_composer.suite.cost import cost_finetuning, count_training_flops
 from maelm_composer.suite.devices import CPU, Device, find_device, measure_cpu
 from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_budget, print_plan, sum_seconds
-from maelm_composer.suite.steps import Kind, find_artefacts, list_steps, load_suite
+from maelm_composer.suite.steps import Kind, list_steps, load_suite
 from maelm_composer.sweep.search import list_points
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.training.run_record import identify
@@ -49,7 +49,7 @@ def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
 
 def test_a_plan_is_made_in_the_precision_that_a_run_would_take(demo):
     open_to_both = dataclasses.replace(demo, precision=Precision.auto)
-    artefacts = find_artefacts(['table3'])
+    artefacts = [find_artefact('table3')]
 
     def estimate(**speeds):
         items = plan_suite(open_to_both, artefacts, dataclasses.replace(SLOW, **speeds))
@@ -80,7 +80,7 @@ def make_finetuning(suite):
 
 
 def test_records_are_found(demo):
-    artefacts = find_artefacts(['figure1', 'figure3'])
+    artefacts = [find_artefact('figure1'), find_artefact('figure3')]
     before = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     run = make_run('demo', identity=identify(demo.load_pretraining(MAE_LM), 'any rows'))
     write_record(demo.run_folder(MAE_LM) / 'record.json', run)
@@ -98,7 +98,7 @@ def test_records_are_found(demo):
 
 
 def test_records_of_another_recipe_do_not_count(demo):
-    artefacts = find_artefacts(['figure3'])
+    artefacts = [find_artefact('figure3')]
     identity = identify(demo.load_pretraining(MAE_LM), 'any rows')
     record = make_finetuning(demo)
 
@@ -131,7 +131,7 @@ def test_a_machine_shows_the_gpus_that_this_process_may_use(tmp_path, monkeypatc
 
 
 def test_measured_speed_takes_the_place_of_the_model(demo):
-    artefacts = find_artefacts(['table1'])
+    artefacts = [find_artefact('table1')]
     write_record(demo.records / 'pretraining/demo.json', make_run('demo'))  # 2e12 FLOPs in 10 seconds
     finetuning = make_run(
         '-', task='demo_pair', training_seconds=30.0, evaluation_seconds=1.0, protocol={'precision': 'fp32'}
@@ -186,7 +186,7 @@ def test_a_plan_is_printed_whole(demo, capsys):
 
 def test_devices():
     assert find_device('NVIDIA H100 80GB HBM3', 4) == Device('h100', 4, 67e12, 989e12)
-    with pytest.raises(InputError, match='GPU rtx: its peak is not known here; choose one of a100, h100, h200'):
+    with pytest.raises(InputError, match='GPU rtx: its peak is not known; choose one of a100, h100, h200'):
         find_device('rtx', 1)
     assert 1e9 < measure_cpu().fp32 < 1e14
     assert describe_accuracy(100, 150) == 'estimated 100 s, took 150 s: 1.50 times the estimate'

@@ -43,8 +43,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tests.suite.test_run import make_tiny
 from maelm_composer.suite.run import run_suite
-from maelm_composer.suite.steps import find_artefacts
-run_suite(make_tiny(Path(sys.argv[2])), find_artefacts(['figure3', 'figure1']))
+from maelm_composer.reporting.artefacts import find_artefact
+run_suite(make_tiny(Path(sys.argv[2])), [find_artefact('figure3'), find_artefact('figure1')])
 """
 
 

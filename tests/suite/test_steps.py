@@ -9,16 +9,16 @@ import pytest
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
-from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, ROBERTA, RUNGS
+from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, ROBERTA, RUNGS, find_artefact
 from maelm_composer.suite import steps
 from maelm_composer.suite.cost import count_training_flops
-from maelm_composer.suite.steps import Kind, find_artefacts, list_checkpoints, list_steps, load_suite
+from maelm_composer.suite.steps import Kind, list_checkpoints, list_steps, load_suite
 
 SCALES = ('demo', 'small', 'medium', 'base', 'base_pp', 'large_pp')
 
 
 def steps_of(suite, *names):
-    return list_steps(suite, find_artefacts(names))
+    return list_steps(suite, [find_artefact(name) for name in names])
 
 
 def test_everything_is_made_once_and_in_order(demo):
@@ -129,7 +129,7 @@ def test_bad_input_is_one_clear_line(demo, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r'no yamls/suite/tiny.yaml: the scales are base, base_pp, demo'):
         load_suite('tiny')
     monkeypatch.setattr(steps, 'load_config', lambda *_: dataclasses.replace(demo.settings, pretraining_seeds=[1, 1]))
-    with pytest.raises(InputError, match=r'pretraining seeds \[1, 1\]: a seed stands there twice'):
+    with pytest.raises(InputError, match=r'pretraining seeds \[1, 1\]: a seed is listed twice'):
         load_suite('demo')
     monkeypatch.setattr(
         steps, 'load_config', lambda *_: dataclasses.replace(demo.settings, pretraining_seeds_of={'table9': [1]})

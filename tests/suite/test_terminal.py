@@ -37,7 +37,7 @@ def test_tables_are_whole_and_figures_show_their_claims(text):
     assert find_cells(text, 'MAE-LM  ') == ['MAE-LM', '61.2']
     assert find_cells(text, 'enc. w. [MASK]  ') == ['enc. w. [MASK]', '60.0']
     claim = find_cells(text, 'enc. w. [MASK] −')
-    assert claim == ['enc. w. [MASK] − MAE-LM', 'demo AVG (not GLUE)', '-1.0', '-1.2', '-2.0 to -0.5', 'holds']
+    assert claim == ['enc. w. [MASK] − MAE-LM', 'demo AVG (not GLUE)', '−1.0', '−1.2', '−2.0 to −0.5', 'holds']
     assert find_cells(text, 'growth of')[-1] == 'undecided'
     assert 'rank, input without [MASK]' not in text
     assert 'table2: 1 of 4 numbers are missing' in text

@@ -1,0 +1,117 @@
+"""Makes the rows of one artefact: measured values and judged claims, each beside the paper's number."""
+
+from dataclasses import dataclass, replace
+
+from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Model
+from maelm_composer.reporting.cells import Cell
+from maelm_composer.reporting.estimate import Estimate
+from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.rows import Row, trace_records
+from maelm_composer.reporting.verdicts import MARGIN_POINTS, MARGIN_RANK_SHARE, is_comparable, judge_claim, judge_value
+from maelm_composer.statistics import adjust_holm
+
+GAP = 'MAE-LM − RoBERTa'
+CONSTANT = 'a constant answer'
+BOTH = (ROBERTA, MAE_LM)
+PERCENT, POINTS, RANK = 'percent', 'points', 'rank'
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A difference or a slope of ours, about which the paper says whether it is above or below zero."""
+
+    row: str
+    column: str
+    cell: Cell
+    paper: float | None = None  # the paper's own difference
+    margin: float | None = None  # a smaller difference counts as none; None: no such margin, or that of points
+
+
+@dataclass(frozen=True)
+class RowBuilder:
+    """The evidence of one scale and the paper's numbers, as rows of the CSV file of one artefact."""
+
+    artefact: str
+    evidence: Evidence
+    published: dict[tuple[str, str, str], float]  # (setting, row, column) -> the paper's number
+
+    @property
+    def scale(self) -> str:
+        return self.evidence.scale
+
+    def paper(self, rows: tuple[str, ...], column: str) -> float | None:
+        """The paper's number for the first of ``rows`` that has one, in this scale's setting, else in base."""
+        setting = PAPER_SETTINGS.get(self.scale, 'base')
+        return next((self.published[k] for r in rows if (k := (setting, r, column)) in self.published), None)
+
+    def paper_of(self, model: Model, column: str) -> float | None:
+        return self.paper(model.published or (model.label,), column)
+
+    def paper_gap(self, column: str, baseline: Model = ROBERTA, model: Model = MAE_LM) -> float | None:
+        """The paper's ``model`` minus its ``baseline``."""
+        ours, theirs = self.paper_of(model, column), self.paper_of(baseline, column)
+        return None if ours is None or theirs is None else round(ours - theirs, 6)
+
+    def value(self, row: str, column: str, unit: str, cell: Cell, paper: float | None = None) -> Row:
+        """A measured number; its difference to the paper's is given only at the paper's own scales."""
+        found = cell.estimate
+        verdict = '' if found is None else judge_value(self.scale, found, paper)
+        known = None if found is None else replace(found, p=None, detectable=None)  # nobody tests whether a score is 0
+        return self.make((row, column, unit), cell, known, paper, verdict, is_comparable(self.scale))
+
+    def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
+        """A row with a verdict for each of ``claims``, which are one family for Holm's correction.
+
+        Args:
+            expects_more: whether the paper claims more than zero, or less.
+        """
+        tested = {i: e.p for i, c in enumerate(claims) if (e := c.cell.estimate) is not None and e.p is not None}
+        adjusted = dict(zip(tested, adjust_holm(list(tested.values())), strict=True))
+        rows = []
+        for i, claim in enumerate(claims):
+            known, verdict, margin = claim.cell.estimate, '', None
+            if known is not None:
+                margin = MARGIN_POINTS if unit == POINTS else claim.margin
+                known = replace(known, p=adjusted.get(i))
+                verdict = judge_claim(self.scale, known, expects_more, margin, len(tested))
+            # Ranks are not compared below base, whose models have more dimensions.
+            is_compared = unit != RANK or is_comparable(self.scale)
+            row = self.make((claim.row, claim.column, unit), claim.cell, known, claim.paper, verdict, is_compared)
+            rows.append(replace(row, margin=margin))
+        return rows
+
+    def make(
+        self,
+        where: tuple[str, str, str],
+        cell: Cell,
+        found: Estimate | None,
+        paper: float | None,
+        verdict: str,
+        is_compared: bool,
+    ) -> Row:
+        """The row at ``where``: row, column and unit.
+
+        Args:
+            found: None: ``cell`` says why there is no number.
+            is_compared: whether the row has the difference to the paper's number.
+        """
+        if found is None:
+            return Row(self.scale, self.artefact, *where, paper=paper, note=cell.missing)
+        return Row(
+            self.scale,
+            self.artefact,
+            *where,
+            **vars(found),
+            paper=paper,
+            difference=found.value - paper if is_compared and paper is not None else None,
+            verdict=verdict,
+            note=cell.note,
+            source='demo' if self.scale == DEMO else 'measured',
+            trace=trace_records(cell.runs, cell.records),
+        )
+
+
+def rank_margin(baseline: Cell) -> float | None:
+    """The margin of a difference to the rank ``baseline``."""
+    found = baseline.estimate
+    return None if found is None else MARGIN_RANK_SHARE * found.value
