@@ -23,7 +23,7 @@ from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingCo
 from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
-from maelm_composer.lock import hold
+from maelm_composer.lock import lock_folder
 from maelm_composer.masking.collate import MaskingCollator, build_collator
 from maelm_composer.model.cost import count_forward_flops, count_parameters
 from maelm_composer.model.maelm import build_model
@@ -90,7 +90,7 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
             collator = build_collator(config)
             plan = _build_plan(config, manifest, collator)
             if dist.get_global_rank() == 0:
-                held.enter_context(hold(folder.local, 'run'))
+                held.enter_context(lock_folder(folder.local, 'run'))
                 folder.assert_writable()
                 record = read_record(folder)
                 begun = find_begun_precision(record)
