@@ -19,6 +19,7 @@ STAGES = [
         'recipe',
         'records',
         'lock',
+        'patches',
         'statistics',
         'cluster',
         'device',

@@ -55,7 +55,7 @@ def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
     process = start(*arguments, ranks=2)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
-    assert 'going on from' in out
+    assert 'resuming from' in out
     ours, theirs = (load_file(f'{folder}/latest/model.safetensors') for folder in ('one', 'two'))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
