@@ -104,9 +104,7 @@ def choose(asked: Precision, key: str, begun: Precision | None = None) -> Choice
     faster = speeds.faster
     precision = asked if asked is not Precision.auto else begun or faster
     if precision is Precision.bf16 and not speeds.bf16:
-        raise InputError(
-            f'{speeds.describe()}: give {key}=fp32, in a new folder if runs were begun in bf16'
-        )
+        raise InputError(f'{speeds.describe()}: give {key}=fp32, in a new folder if runs were begun in bf16')
     if asked is Precision.auto and begun is not None:
         elsewhere = f', although {speeds.describe()} here' if begun is not faster else ''
         return Choice(precision, 'auto, as begun', f'{key}=auto: resuming in {begun.name}, as begun{elsewhere}')
@@ -152,9 +150,7 @@ def read_choice(folder: Path) -> Precision | None:
     except FileNotFoundError:
         return None
     if word not in (Precision.fp32.name, Precision.bf16.name):
-        raise InputError(
-            f'{path} begins with neither fp32 nor bf16: write the precision of the runs beside it'
-        )
+        raise InputError(f'{path} begins with neither fp32 nor bf16: write the precision of the runs beside it')
     return Precision[word]
 
 

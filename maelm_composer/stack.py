@@ -81,9 +81,7 @@ def main(arguments: list[str]) -> None:
         if len(arguments) != 1:
             raise InputError('usage: python -m maelm_composer.stack constraints-latest.txt')
         found = [(each.metadata['Name'], each.version) for each in importlib.metadata.distributions()]
-        there = {
-            normalize_name(name): version for name, version in found if name
-        }  # a partly removed one has no name
+        there = {normalize_name(name): version for name, version in found if name}  # a partly removed one has no name
         print('\n'.join(find_missing(Path(arguments[0]).read_text(encoding='utf-8').splitlines(), there)))
 
 
