@@ -6,7 +6,6 @@ There are four kinds of recipe: :class:`CorpusConfig` (``yamls/data/*.yaml``: do
 defaults are the paper's base setting (Meng et al., arXiv:2302.02060, preprint, Sec. 4.1, Tables 4 to 6).
 """
 
-import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -14,43 +13,12 @@ from typing import Any
 MISSING = '???'  # OmegaConf's mark of a value that a recipe must give
 
 
-@dataclass(frozen=True)
-class Range:
-    """The finite numbers between two bounds, either of which may be missing."""
+def number(default: float, **limits: float) -> Any:
+    """A field for a number within ``limits``: above, at_least, below, at_most; ``or_else`` is accepted too.
 
-    above: float | None = None
-    at_least: float | None = None
-    below: float | None = None
-    at_most: float | None = None
-    or_else: int | None = None  # one number outside the bounds that is accepted too
-    why: str = ''
-
-    def describe_violation(self, value: float) -> str | None:
-        """What ``value`` must be, as the end of an error message; None if the range holds ``value``."""
-        if value == self.or_else:
-            return None
-        for holds, demand in (
-            (math.isfinite(value), 'a finite number'),
-            (isinstance(value, float) or value < 2**63, 'below 2^63'),
-            (self.above is None or value > self.above, f'above {self.above}' if self.above else 'positive'),
-            (self.at_least is None or value >= self.at_least, f'at least {self.at_least}'),
-            (self.below is None or value < self.below, f'below {self.below}'),
-            (self.at_most is None or value <= self.at_most, f'at most {self.at_most}'),
-        ):
-            if not holds:
-                return f'must be {demand}' + (f', {self.why}' if self.why else '')
-        return None
-
-
-POSITIVE = Range(above=0)  # for every number whose field names no range
-NON_NEGATIVE = Range(at_least=0)
-PROBABILITY = Range(above=0, below=1)
-RATE = Range(at_least=0, below=1)
-
-
-def number(default: float, bounds: Range) -> Any:
-    """A field for a number within ``bounds``."""
-    return field(default=default, metadata={'range': bounds})
+    A number whose field has no limits must be positive.
+    """
+    return field(default=default, metadata=limits)
 
 
 # OmegaConf reads an Enum by member name, so members are named as they are written in YAML.
@@ -93,7 +61,7 @@ class SourceConfig:
 
 @dataclass
 class TokenizerConfig:
-    vocab_size: int = number(32_768, Range(above=261, why='the 256 bytes and 5 special tokens'))
+    vocab_size: int = number(32_768, above=261)  # with 256 bytes and 5 special tokens
     lowercase: bool = True
     max_training_bytes: int = 2_000_000_000  # UTF-8 bytes of text, an even sample of the documents
 
@@ -103,8 +71,8 @@ class CorpusConfig:
     """Documents -> ``remote``/{tokenizer, train, validation, manifest.json}."""
 
     remote: str = MISSING  # local folder or s3://bucket/prefix
-    max_seq_len: int = number(512, Range(at_least=8))
-    validation_fraction: float = number(0.005, PROBABILITY)  # of documents, chosen by hash
+    max_seq_len: int = number(512, at_least=8)
+    validation_fraction: float = number(0.005, above=0, below=1)  # of documents, chosen by hash
     documents_per_task: int = 10_000  # unit of work, and of what is redone after a crash
     sources: list[SourceConfig] = field(default_factory=lambda: [SourceConfig()])
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -114,14 +82,14 @@ class CorpusConfig:
 class DataConfig:
     remote: str = MISSING  # what `maelm shards` wrote: local folder or s3://bucket/prefix
     local: str | None = None  # cache of a remote one; null: derived from it
-    num_workers: int = number(2, NON_NEGATIVE)  # loader processes per rank
+    num_workers: int = number(2, at_least=0)  # loader processes per rank
     shuffle_block_size: int = 262_144  # rows
 
 
 @dataclass
 class MaskingConfig:
-    mlm_probability: float = number(0.15, PROBABILITY)
-    encoder_mask_fraction: float = number(0.0, Range(at_least=0, at_most=1))  # δ: share of [MASK]s in the encoder
+    mlm_probability: float = number(0.15, above=0, below=1)
+    encoder_mask_fraction: float = number(0.0, at_least=0, at_most=1)  # δ: share of [MASK]s in the encoder
     encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token
     decoder_resets_masks: bool = False
     position_ids: PositionIds = PositionIds.aligned
@@ -136,24 +104,24 @@ class DecoderConfig:
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     attention: DecoderAttention = DecoderAttention.bidirectional
-    relative_position_buckets: int = number(0, NON_NEGATIVE)
-    hidden_dropout_prob: float = number(0.0, RATE)
-    attention_probs_dropout_prob: float = number(0.0, RATE)
+    relative_position_buckets: int = number(0, at_least=0)
+    hidden_dropout_prob: float = number(0.0, at_least=0, below=1)
+    attention_probs_dropout_prob: float = number(0.0, at_least=0, below=1)
 
 
 @dataclass
 class ModelConfig:
-    vocab_size: int = number(32_768, Range(above=5, why='the 5 special tokens'))
+    vocab_size: int = number(32_768, above=5)  # with the 5 special tokens
     max_seq_len: int = 512
     num_hidden_layers: int = 12
     hidden_size: int = 768
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    hidden_dropout_prob: float = number(0.1, RATE)
-    attention_probs_dropout_prob: float = number(0.1, RATE)
+    hidden_dropout_prob: float = number(0.1, at_least=0, below=1)
+    attention_probs_dropout_prob: float = number(0.1, at_least=0, below=1)
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
-    relative_position_buckets: int = number(32, NON_NEGATIVE)  # 0: no relative positions
+    relative_position_buckets: int = number(32, at_least=0)  # 0: no relative positions
     relative_position_max_distance: int = 128
     relative_position_function: RelativePositionFunction = RelativePositionFunction.t5
     relative_position_init: RelativePositionInit = RelativePositionInit.normal
@@ -164,12 +132,12 @@ class ModelConfig:
 @dataclass
 class OptimizerConfig:
     learning_rate: float = 5e-4
-    warmup_samples: int = number(20_480_000, NON_NEGATIVE)
-    adam_beta1: float = number(0.9, PROBABILITY)
-    adam_beta2: float = number(0.98, PROBABILITY)
+    warmup_samples: int = number(20_480_000, at_least=0)
+    adam_beta1: float = number(0.9, above=0, below=1)
+    adam_beta2: float = number(0.98, above=0, below=1)
     adam_eps: float = 1e-6
-    weight_decay: float = number(0.01, NON_NEGATIVE)
-    clip_norm: float = number(2.0, NON_NEGATIVE)
+    weight_decay: float = number(0.01, at_least=0)
+    clip_norm: float = number(2.0, at_least=0)
 
 
 @dataclass
@@ -184,7 +152,7 @@ class TrainingConfig:
     eval_interval_samples: int = 20_480_000
     eval_rows: int = 8192
     checkpoint_interval_samples: int = 20_480_000
-    checkpoints_to_keep: int = number(-1, Range(at_least=1, or_else=-1, why='or -1 (all)'))  # curves over time need all
+    checkpoints_to_keep: int = number(-1, at_least=1, or_else=-1)  # -1: all, as time-to-accuracy curves need them
     loggers: list[Logger] = field(default_factory=list)  # beside the CSV log, which is always written
 
 
@@ -192,7 +160,7 @@ class TrainingConfig:
 class PretrainingConfig:
     run_name: str = MISSING  # derived from the recipe's file names when not given
     save_folder: str = MISSING  # runs/<run_name> when not given; local folder or s3://bucket/prefix
-    seed: int = number(17, Range(at_least=0, below=2**31))  # Composer adds the rank
+    seed: int = number(17, at_least=0, below=2**31)  # Composer adds the rank
     data: DataConfig = field(default_factory=DataConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -228,7 +196,7 @@ class SearchSpace:
     learning_rate: list[float] = field(default_factory=list)
     batch_size: list[int] = field(default_factory=list)
     max_epochs: list[int] = field(default_factory=list)
-    warmup_proportion: list[float] = field(default_factory=list, metadata={'range': RATE})
+    warmup_proportion: list[float] = field(default_factory=list, metadata={'at_least': 0, 'below': 1})
 
 
 @dataclass
@@ -237,11 +205,11 @@ class SweepConfig:
     search: dict[str, SearchSpace] = field(default_factory=dict)  # by task, or by group: glue_small, glue_large, squad2
     selection: SelectionProtocol = SelectionProtocol.grid_on_one_seed
     seeds: list[int] = field(  # the grid runs on the first
-        default_factory=lambda: [1, 2, 3, 4, 5], metadata={'range': NON_NEGATIVE}
+        default_factory=lambda: [1, 2, 3, 4, 5], metadata={'at_least': 0}
     )
     cpus_per_run: float = 1.0
-    gpus_per_run: float = number(0.25, NON_NEGATIVE)  # several small runs share a GPU; 0: run on the CPU
-    max_retries: int = number(2, NON_NEGATIVE)  # of a run whose worker died; a run that raised is not tried again
+    gpus_per_run: float = number(0.25, at_least=0)  # several small runs share a GPU; 0: run on the CPU
+    max_retries: int = number(2, at_least=0)  # of a run whose worker died; a run that raised is not tried again
 
 
 @dataclass
@@ -252,18 +220,18 @@ class FinetuningConfig:
     checkpoint: str = MISSING  # a run folder or checkpoint, local or s3://, or a Hugging Face encoder, folder or name
     save_folder: str = 'finetuned'  # one JSON record and one file of predictions a run
     implementation: Implementation = Implementation.auto  # of a Hugging Face encoder; auto: ours where it is equal
-    seed: int = number(1, NON_NEGATIVE)  # of the head's initial weights, the order of the examples and dropout
+    seed: int = number(1, at_least=0)  # of the head's initial weights, the order of the examples and dropout
     learning_rate: float = 3e-5
     batch_size: int = 32
     max_epochs: int = 3
-    warmup_proportion: float = number(0.06, RATE)
-    adam_beta1: float = number(0.9, PROBABILITY)
-    adam_beta2: float = number(0.98, PROBABILITY)
+    warmup_proportion: float = number(0.06, at_least=0, below=1)
+    adam_beta1: float = number(0.9, above=0, below=1)
+    adam_beta2: float = number(0.98, above=0, below=1)
     adam_eps: float = 1e-6
-    weight_decay: float = number(0.01, NON_NEGATIVE)
-    clip_norm: float = number(0.0, NON_NEGATIVE)
-    dropout: float = number(0.1, RATE)
-    max_seq_len: int = number(512, Range(at_least=16))  # a checkpoint of shorter rows: its own
+    weight_decay: float = number(0.01, at_least=0)
+    clip_norm: float = number(0.0, at_least=0)
+    dropout: float = number(0.1, at_least=0, below=1)
+    max_seq_len: int = number(512, at_least=16)  # a checkpoint of shorter rows: its own
     evaluation: EvaluationProtocol = EvaluationProtocol.final  # half_epochs: the best of two evaluations an epoch
     precision: Precision = Precision.bf16
     saves_model: bool = False

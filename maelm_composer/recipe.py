@@ -8,8 +8,10 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -17,14 +19,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from maelm_composer.config import (
-    POSITIVE,
     CorpusConfig,
     DecoderConfig,
     FinetuningConfig,
     MaskingConfig,
     ModelConfig,
     PretrainingConfig,
-    Range,
     SuiteConfig,
     TaskSource,
 )
@@ -198,6 +198,9 @@ def _name_run(merged: Any, paths: Sequence[str]) -> None:
         merged.save_folder = f'runs/{merged.run_name}'
 
 
+_COMPARISONS = {'above': operator.gt, 'at_least': operator.ge, 'below': operator.lt, 'at_most': operator.le}
+
+
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise InputError(message)
@@ -205,7 +208,7 @@ def _require(holds: bool, message: str) -> None:
 
 def _check(config: Any) -> None:
     """Raise InputError for values that are wrong on every machine and with every data set."""
-    _check_ranges(config)
+    _check_numbers(config, {})
     match config:
         case CorpusConfig():
             _require(bool(config.sources), 'sources is empty: name at least one')
@@ -226,21 +229,31 @@ def _check(config: Any) -> None:
             _require(len(set(seeds)) == len(seeds), f'sweep.seeds {seeds}: a seed is listed twice')
 
 
-def _check_ranges(value: Any, name: str = '', bounds: Range = POSITIVE) -> None:
-    """Compare every number in ``value``, a number or a container of them, with the range beside its field."""
+def _check_numbers(value: Any, limits: Mapping[str, float], name: str = '') -> None:
+    """Compare every number in ``value``, a config or a part of one, with the limits of its field in config.py."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if violation := bounds.describe_violation(value):
-            raise InputError(f'{name} {value}: {violation}')
+        _check_number(value, limits or {'above': 0}, f'{name} {value}')
     elif isinstance(value, list):
         for item in value:
-            _check_ranges(item, name, bounds)
+            _check_numbers(item, limits, name)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check_ranges(item, f'{name}.{key}', bounds)
+            _check_numbers(item, limits, f'{name}.{key}')
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            inner = f'{name}.{field.name}' if name else field.name
-            _check_ranges(getattr(value, field.name), inner, field.metadata.get('range', POSITIVE))
+            _check_numbers(getattr(value, field.name), field.metadata, f'{name}.{field.name}'.lstrip('.'))
+
+
+def _check_number(value: float, limits: Mapping[str, float], shown: str) -> None:
+    if value == limits.get('or_else'):
+        return
+    _require(math.isfinite(value), f'{shown}: must be a finite number')
+    _require(isinstance(value, float) or value < 2**63, f'{shown}: must be below 2^63')
+    or_else = f', or {limits["or_else"]}' if 'or_else' in limits else ''
+    for name, holds in _COMPARISONS.items():
+        if name in limits and not holds(value, limits[name]):
+            demand = 'positive' if (name, limits[name]) == ('above', 0) else f'{name.replace("_", " ")} {limits[name]}'
+            raise InputError(f'{shown}: must be {demand}{or_else}')
 
 
 def _check_stack(name: str, stack: ModelConfig | DecoderConfig, model: ModelConfig) -> None:
