@@ -13,10 +13,10 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from maelm_composer.config import (
     CorpusConfig,
@@ -115,9 +115,14 @@ def _parse_override(override: str) -> Any:
 
 
 def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
-    _reject_unknown(root, root, OmegaConf.to_container(layer), prefix='', where=where)
     try:
         return OmegaConf.merge(base, layer)
+    except ConfigKeyError as error:
+        section, dot, key = re.sub(r'\[\d+]', '', error.full_key or '').rpartition('.')
+        beside = [f'{section}{dot}{field.name}' for field in dataclasses.fields(error.object_type)]  # type: ignore[arg-type]
+        near = _find_nearest(key, beside, _list_keys(root))
+        hint = f'did you mean {near}?' if near else f'there are {", ".join(beside)}'
+        raise InputError(f'{where}: unknown key {section}{dot}{key}; {hint}') from None
     except OmegaConfBaseException as error:
         key, reason = error.full_key or error.key, str(error).splitlines()[0]
         if 'is not a ListConfig' in reason:
@@ -126,24 +131,6 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
     except TypeError:  # OmegaConf does not wrap this one
         keys = ', '.join(map(str, layer))
         raise InputError(f'{where}: {keys}: must be key: value pairs, not a list') from None
-
-
-def _reject_unknown(root: type, node_type: Any, given: Any, prefix: str, where: str) -> None:
-    """Raise InputError for a key that the dataclass lacks, and name the nearest key of the dataclass or ``root``."""
-    if not dataclasses.is_dataclass(node_type) or not isinstance(given, dict):
-        return
-    types = {f.name: f.type for f in dataclasses.fields(node_type)}
-    for key, value in given.items():
-        if key not in types:
-            near = _find_nearest(str(key), [f'{prefix}{name}' for name in types], _list_keys(root))
-            hint = f'did you mean {near}?' if near else f'there are {", ".join(f"{prefix}{name}" for name in types)}'
-            raise InputError(f'{where}: unknown key {prefix}{key}; {hint}')
-        inner = _dataclass_of(types[key])
-        items = [('', item) for item in value] if isinstance(value, list) else [('', value)]
-        if isinstance(value, dict) and get_origin(types[key]) is dict:  # the user chooses its keys
-            items = [(f'{name}.', item) for name, item in value.items()]
-        for name, item in items:
-            _reject_unknown(root, inner, item, f'{prefix}{key}.{name}', where)
 
 
 def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | None:
@@ -174,16 +161,10 @@ def _list_keys(node_type: Any, prefix: str = '') -> list[str]:
     keys = []
     for found in dataclasses.fields(node_type):
         keys.append(f'{prefix}{found.name}')
-        inner = _dataclass_of(found.type)
+        inner = next(filter(dataclasses.is_dataclass, (found.type, *get_args(found.type))), None)  # X or X | None
         if inner is not None and get_origin(found.type) not in (dict, list):
             keys += _list_keys(inner, f'{prefix}{found.name}.')
     return keys
-
-
-def _dataclass_of(annotation: Any) -> Any:
-    """The dataclass inside ``X``, ``X | None``, ``list[X]`` or ``dict[str, X]``, or None."""
-    candidates = [annotation, *getattr(annotation, '__args__', ())]
-    return next((c for c in candidates if dataclasses.is_dataclass(c)), None)
 
 
 def _name_run(merged: Any, paths: Sequence[str]) -> None:

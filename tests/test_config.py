@@ -108,7 +108,7 @@ def test_an_unknown_key_names_the_nearest(key, near, write, load):
 
 def test_an_unknown_key_in_a_list_of_sources_is_named(write):
     path = write('corpus', {'remote': 'r', 'sources': [{'kind': 'documentation'}, {'kind': 'files', 'path': 'a'}]})
-    with pytest.raises(InputError, match=r'unknown key sources\.path; did you mean sources\.paths\?'):
+    with pytest.raises(InputError, match=r'unknown key path; did you mean paths\?'):
         load_config(CorpusConfig, [path])
 
 

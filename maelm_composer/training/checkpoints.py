@@ -32,7 +32,7 @@ from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder
 from maelm_composer.training.signals import StopSignals
 
 WEIGHTS = 'model.safetensors'
-STATE, SHARDED_STATE = 'state.pt', 'state'  # with and without FSDP2's shards
+STATE, SHARDED_STATE = 'state.pt', 'state'  # the second holds FSDP2's shards
 METADATA = '.metadata'  # torch's file about the tensors in the shards
 PROGRESS = 'progress.json'
 
@@ -144,7 +144,7 @@ def drop_unportable(checkpoint: dict[str, Any]) -> None:
 
 
 def describe_cause(error: BaseException) -> str:
-    """The operating system's message cause ``error`` if there is one: torch.save wraps it on a full disk."""
+    """The operating system's message if an OSError caused ``error``, as in torch.save on a full disk."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
