@@ -1,6 +1,6 @@
-"""composer train.py RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]: pretrain MAE-LM or its baseline, or fine-tune one.
+"""composer train.py RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]: one pretraining or fine-tuning run.
 
-A recipe that names a task (yamls/finetune/) is one fine-tuning run; any other is pretraining.
+A recipe that names a task (yamls/finetune/) fine-tunes a checkpoint; any other recipe pretrains MAE-LM or its baseline.
 """
 
 import os
@@ -13,7 +13,7 @@ from maelm_composer.stack import warn_of_untested_torch
 
 
 def main(arguments: list[str]) -> None:
-    """Files are merged in their order, then the ``key=value`` pairs; the same command resumes a stopped pretraining."""
+    """Merge the files in their order, then the ``key=value`` pairs, and run; the same command resumes a pretraining."""
     if {'-h', '--help'} & set(arguments):
         print(__doc__)
         return
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
     with one_line_errors():
         if not recipes:
             raise InputError('usage: composer train.py RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]')
-        # Torch takes seconds, so it is imported once the recipe is known to be good.
+        # The import of torch takes seconds, so an invalid recipe fails before it.
         if is_finetuning(recipes, overrides):
             _finetune_once(load_config(FinetuningConfig, recipes, overrides))
             return
@@ -33,15 +33,15 @@ def main(arguments: list[str]) -> None:
 
 
 def _finetune_once(config: FinetuningConfig) -> None:
-    """One run uses one device; the launcher starts a process for each, of which the first does the work."""
+    """Fine-tune on one device; of the processes that the launcher starts, only rank 0 works."""
     if os.environ.get('RANK', '0') != '0':
         return
     if config.task is None and config.sweep.tasks:
         raise InputError(
-            f'a recipe of {len(config.sweep.tasks)} tasks: add task={config.sweep.tasks[0]}, or `maelm sweep` it'
+            f'the recipe is for {len(config.sweep.tasks)} tasks: add task={config.sweep.tasks[0]}, or use `maelm sweep`'
         )
     if os.environ.get('WORLD_SIZE', '1') != '1':
-        print('fine-tuning uses one device; `maelm sweep` keeps all of them busy', flush=True)
+        print('fine-tuning uses one device; `maelm sweep` uses all of them', flush=True)
     warn_of_untested_torch()
     from maelm_composer.finetuning.run import finetune, summarize
 

@@ -120,7 +120,7 @@ def make_config(shape: Shape, remote: str, folder: Path, workers: int, samples: 
 
 def build_loader(config: PretrainingConfig) -> Iterator[dict[str, torch.Tensor]]:
     manifest = load_manifest(config.data.remote)
-    plan = Plan(config, 1, manifest.splits['train'].rows, parameters={}, forward_flops=0)
+    plan = Plan(config, 1, manifest.splits['train'].rows)
     return iter(build_train_loader(config, manifest, build_collator(config), plan).dataloader)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from maelm_composer.reporting.artefacts import RUNGS
-from maelm_composer.suite.cost import count_training_flops
 from maelm_composer.suite.steps import Suite
+from maelm_composer.training.plan import count_training_flops
 
 
 def test_ladder(make: Callable, suite: Suite) -> None:

@@ -1,4 +1,4 @@
-"""Ray, as this project uses it: on this machine, or on the cluster at ``RAY_ADDRESS``."""
+"""Starts Ray on this machine, or joins the cluster at ``RAY_ADDRESS``."""
 
 import os
 from typing import Any
@@ -7,13 +7,13 @@ from maelm_composer.errors import InputError
 
 
 def start_ray(num_cpus: int | None = None) -> bool:
-    """Start or join Ray quietly, unless that is done already.
+    """Start or join Ray without its log output, unless this process already has.
 
     Args:
-        num_cpus: that a Ray on this machine shares out; None: every core this process may use.
+        num_cpus: CPUs that a Ray on this machine may use; None: every core that this process may use.
 
     Returns:
-        Whether this call did it, so that the caller is the one to call ``ray.shutdown``.
+        Whether this call started or joined Ray; the caller must then call ``ray.shutdown``.
 
     Raises:
         InputError: no cluster answers at ``RAY_ADDRESS``.
@@ -22,8 +22,8 @@ def start_ray(num_cpus: int | None = None) -> bool:
 
     if ray.is_initialized():
         return False
-    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # nothing is reported to anyone
-    os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # its future default; unset, it warns
+    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # sends no usage statistics
+    os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # Ray's future default; Ray warns if it is not set
     quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
     if 'RAY_ADDRESS' in os.environ:
         try:

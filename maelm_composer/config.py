@@ -1,14 +1,25 @@
-"""Every knob, typed; ``recipe.load_config`` fills them in.
+"""The keys of a recipe, with their types, ranges and defaults; ``recipe.load_config`` reads recipes into these classes.
 
-Three roots: :class:`CorpusConfig` (``yamls/data/*.yaml``: documents to shards), :class:`PretrainingConfig`
-(``yamls/*.yaml``: shards to a checkpoint) and :class:`FinetuningConfig` (``yamls/finetune/*.yaml``: a checkpoint to
-scores). The defaults are the paper's base setting (Meng et al., arXiv:2302.02060, preprint, Sec. 4.1, Tables 4 to 6).
+There are four kinds of recipe: :class:`CorpusConfig` (``yamls/data/*.yaml``: documents to shards),
+:class:`PretrainingConfig` (``yamls/*.yaml``: shards to a checkpoint), :class:`FinetuningConfig`
+(``yamls/finetune/*.yaml``: a checkpoint to scores) and :class:`SuiteConfig` (``yamls/suite/*.yaml``: a benchmark). The
+defaults are the paper's base setting (Meng et al., arXiv:2302.02060, preprint, Sec. 4.1, Tables 4 to 6).
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 MISSING = '???'  # OmegaConf's mark of a value that a recipe must give
+
+
+def number(default: float, **limits: float) -> Any:
+    """A field for a number within ``limits``: above, at_least, below, at_most; ``or_else`` is accepted too.
+
+    A number whose field has no limits must be positive.
+    """
+    return field(default=default, metadata=limits)
+
 
 # OmegaConf reads an Enum by member name, so members are named as they are written in YAML.
 # A variant of the model or the masking is one of these values; see yamls/ablations/.
@@ -19,7 +30,7 @@ RelativePositionFunction = Enum('RelativePositionFunction', 't5 authors')
 RelativePositionInit = Enum('RelativePositionInit', 'normal local')
 HeadBiasInit = Enum('HeadBiasInit', 'zeros unigram')
 DecoderAttention = Enum('DecoderAttention', 'bidirectional bidirectional_cross causal_cross cross')
-Precision = Enum('Precision', 'fp32 bf16 auto')  # auto: the faster of both on the device at hand (precision.py)
+Precision = Enum('Precision', 'fp32 bf16 auto')  # auto: the faster one on the device (precision.py)
 AttentionBackend = Enum('AttentionBackend', 'auto dense sdpa flex')
 Logger = Enum('Logger', 'tensorboard wandb mlflow')
 TaskSource = Enum('TaskSource', 'huggingface files demo')
@@ -36,7 +47,7 @@ class Sharding(Enum):
 
 @dataclass
 class SourceConfig:
-    """One source of documents; only the fields of its kind are read."""
+    """One source of documents; each kind reads only its own fields."""
 
     kind: SourceKind = SourceKind.documentation
     paths: list[str] = field(default_factory=list)  # files: globs of .txt .jsonl .parquet, plain, .gz or .zst
@@ -45,14 +56,14 @@ class SourceConfig:
     config_name: str | None = None
     split: str = 'train'
     max_documents: int | None = None
-    note: str | None = None  # what this source stands in for
+    note: str | None = None  # the corpus that this source replaces
 
 
 @dataclass
 class TokenizerConfig:
-    vocab_size: int = 32_768  # with the five special tokens
+    vocab_size: int = number(32_768, above=261)  # with 256 bytes and 5 special tokens
     lowercase: bool = True
-    max_training_bytes: int = 2_000_000_000  # UTF-8 bytes of text, an even sample of the documents
+    max_training_bytes: int = 2_000_000_000  # UTF-8 bytes; larger corpora are sampled by document
 
 
 @dataclass
@@ -60,30 +71,30 @@ class CorpusConfig:
     """Documents -> ``remote``/{tokenizer, train, validation, manifest.json}."""
 
     remote: str = MISSING  # local folder or s3://bucket/prefix
-    max_seq_len: int = 512
-    validation_fraction: float = 0.005  # of documents, chosen by hash
-    documents_per_task: int = 10_000  # unit of work, and of what is redone after a crash
+    max_seq_len: int = number(512, at_least=8)
+    validation_fraction: float = number(0.005, above=0, below=1)  # share of the documents, chosen by hash
+    documents_per_task: int = 10_000  # of a Ray task, which is repeated as a whole after a crash
     sources: list[SourceConfig] = field(default_factory=lambda: [SourceConfig()])
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
 
 @dataclass
 class DataConfig:
-    remote: str = MISSING  # what `maelm shards` wrote: local folder or s3://bucket/prefix
-    local: str | None = None  # cache of a remote one; null: derived from it
-    num_workers: int = 2  # loader processes per rank
+    remote: str = MISSING  # output of `maelm shards`: local folder or s3://bucket/prefix
+    local: str | None = None  # cache of unpacked shards; null: $MAELM_CACHE or ~/.cache/maelm
+    num_workers: int = number(2, at_least=0)  # loader processes per rank
     shuffle_block_size: int = 262_144  # rows
 
 
 @dataclass
 class MaskingConfig:
-    mlm_probability: float = 0.15
-    encoder_mask_fraction: float = 0.0  # δ: share of the [MASK]s that the encoder sees; 0 MAE-LM, 1 plain MLM
+    mlm_probability: float = number(0.15, above=0, below=1)
+    encoder_mask_fraction: float = number(0.0, at_least=0, at_most=1)  # δ: share of [MASK]s in the encoder
     encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token
     decoder_resets_masks: bool = False
     position_ids: PositionIds = PositionIds.aligned
     masks_special_tokens: bool = False  # authors: true
-    rounds_at_random: bool = False  # authors: true; the count is floor(0.15 N + U[0, 1))
+    rounds_at_random: bool = False  # authors: true, floor(0.15 N + U[0, 1)) positions
 
 
 @dataclass
@@ -93,24 +104,24 @@ class DecoderConfig:
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     attention: DecoderAttention = DecoderAttention.bidirectional
-    relative_position_buckets: int = 0
-    hidden_dropout_prob: float = 0.0
-    attention_probs_dropout_prob: float = 0.0
+    relative_position_buckets: int = number(0, at_least=0)
+    hidden_dropout_prob: float = number(0.0, at_least=0, below=1)
+    attention_probs_dropout_prob: float = number(0.0, at_least=0, below=1)
 
 
 @dataclass
 class ModelConfig:
-    vocab_size: int = 32_768
+    vocab_size: int = number(32_768, above=5)  # with the 5 special tokens
     max_seq_len: int = 512
     num_hidden_layers: int = 12
     hidden_size: int = 768
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
+    hidden_dropout_prob: float = number(0.1, at_least=0, below=1)
+    attention_probs_dropout_prob: float = number(0.1, at_least=0, below=1)
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
-    relative_position_buckets: int = 32  # 0: no relative positions
+    relative_position_buckets: int = number(32, at_least=0)  # 0: no relative positions
     relative_position_max_distance: int = 128
     relative_position_function: RelativePositionFunction = RelativePositionFunction.t5
     relative_position_init: RelativePositionInit = RelativePositionInit.normal
@@ -121,35 +132,35 @@ class ModelConfig:
 @dataclass
 class OptimizerConfig:
     learning_rate: float = 5e-4
-    warmup_samples: int = 20_480_000
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.98
+    warmup_samples: int = number(20_480_000, at_least=0)
+    adam_beta1: float = number(0.9, above=0, below=1)
+    adam_beta2: float = number(0.98, above=0, below=1)
     adam_eps: float = 1e-6
-    weight_decay: float = 0.01
-    clip_norm: float = 2.0
+    weight_decay: float = number(0.01, at_least=0)
+    clip_norm: float = number(2.0, at_least=0)
 
 
 @dataclass
 class TrainingConfig:
     max_samples: int = 256_000_000
     global_train_batch_size: int = 2048  # rows per optimizer step, over all ranks
-    device_train_microbatch_size: int | None = None  # rows per forward pass; null: all of a rank's share at once
+    device_train_microbatch_size: int | None = None  # rows per forward pass; null: all rows of a rank
     precision: Precision = Precision.bf16
     compile: bool = True
-    attention: AttentionBackend = AttentionBackend.auto  # the start screen and the record say what was chosen
+    attention: AttentionBackend = AttentionBackend.auto  # the start screen and the record show the choice
     sharding: Sharding = Sharding.ddp
     eval_interval_samples: int = 20_480_000
     eval_rows: int = 8192
     checkpoint_interval_samples: int = 20_480_000
-    checkpoints_to_keep: int = -1  # -1: all, as time-to-accuracy curves need them
-    loggers: list[Logger] = field(default_factory=list)  # beside the CSV log, which is always written
+    checkpoints_to_keep: int = number(-1, at_least=1, or_else=-1)  # -1: all, as time-to-accuracy curves need them
+    loggers: list[Logger] = field(default_factory=list)  # in addition to metrics.csv
 
 
 @dataclass
 class PretrainingConfig:
-    run_name: str = MISSING  # derived from the recipe's file names when not given
-    save_folder: str = MISSING  # runs/<run_name> when not given; local folder or s3://bucket/prefix
-    seed: int = 17
+    run_name: str = MISSING  # default: the recipe's file names, joined
+    save_folder: str = MISSING  # default: runs/<run_name>; local folder or s3://bucket/prefix
+    seed: int = number(17, at_least=0, below=2**31)  # Composer adds the rank
     data: DataConfig = field(default_factory=DataConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -161,8 +172,8 @@ class PretrainingConfig:
 class TaskDataConfig:
     source: TaskSource = TaskSource.huggingface
     folder: str | None = None  # files: holds glue/<task>/*.parquet and squad_v2/*.parquet
-    max_train_examples: int | None = None  # an even sample, the same for every model and seed; null: all
-    max_train_examples_of: dict[str, int] = field(default_factory=dict)  # by task, in place of the number for all
+    max_train_examples: int | None = None  # a sample, equal for all models and seeds; null: all
+    max_train_examples_of: dict[str, int] = field(default_factory=dict)  # by task, overrides the number for all
 
     def limit(self, task_name: str) -> int | None:
         return self.max_train_examples_of.get(task_name, self.max_train_examples)
@@ -170,9 +181,9 @@ class TaskDataConfig:
 
 @dataclass
 class SpanConfig:
-    """SQuAD 2.0 (Table 6; what it leaves open is in docs/deviations.md)."""
+    """SQuAD 2.0 (Table 6; docs/deviations.md lists the choices that the paper leaves open)."""
 
-    doc_stride: int = 128  # tokens by which the next window of a long passage starts later
+    doc_stride: int = 128  # tokens between the starts of two windows of a long passage
     max_query_length: int = 64
     n_best: int = 20
     max_answer_length: int = 30  # tokens
@@ -180,46 +191,48 @@ class SpanConfig:
 
 @dataclass
 class SearchSpace:
-    """A grid (Tables 5 and 6)."""
+    """The values of a grid search (Tables 5 and 6)."""
 
     learning_rate: list[float] = field(default_factory=list)
     batch_size: list[int] = field(default_factory=list)
     max_epochs: list[int] = field(default_factory=list)
-    warmup_proportion: list[float] = field(default_factory=list)
+    warmup_proportion: list[float] = field(default_factory=list, metadata={'at_least': 0, 'below': 1})
 
 
 @dataclass
 class SweepConfig:
-    tasks: list[str] = field(default_factory=list)  # empty: the recipe's own task
+    tasks: list[str] = field(default_factory=list)  # empty: the recipe's task
     search: dict[str, SearchSpace] = field(default_factory=dict)  # by task, or by group: glue_small, glue_large, squad2
     selection: SelectionProtocol = SelectionProtocol.grid_on_one_seed
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])  # the grid runs on the first
+    seeds: list[int] = field(  # the grid runs on the first
+        default_factory=lambda: [1, 2, 3, 4, 5], metadata={'at_least': 0}
+    )
     cpus_per_run: float = 1.0
-    gpus_per_run: float = 0.25  # several small runs share one; 0: on the CPU; no GPU on the machine: ignored
-    max_retries: int = 2  # of a run whose worker died; a run that raised is not tried again
+    gpus_per_run: float = number(0.25, at_least=0)  # several small runs share a GPU; 0: CPU only; ignored without GPUs
+    max_retries: int = number(2, at_least=0)  # of a run whose worker died; a run that raised an error is not repeated
 
 
 @dataclass
 class FinetuningConfig:
-    """One run of one task at one point of its search space; ``sweep`` says which runs ``maelm sweep`` makes of it."""
+    """One fine-tuning run on one task; ``sweep`` lists the runs of ``maelm sweep``."""
 
     task: str | None = None
-    checkpoint: str = MISSING  # a run folder or checkpoint, local or s3://, or a Hugging Face encoder, folder or name
-    save_folder: str = 'finetuned'  # one JSON record and one file of predictions a run
-    implementation: Implementation = Implementation.auto  # of a Hugging Face encoder; auto: ours where it is equal
-    seed: int = 1  # of the head's initial weights, the order of the examples and dropout
+    checkpoint: str = MISSING  # run folder or checkpoint, local or s3://, or folder or name of a Hugging Face encoder
+    save_folder: str = 'finetuned'  # of one JSON record and one file of predictions per run
+    implementation: Implementation = Implementation.auto  # of a Hugging Face encoder; auto: ours if equivalent
+    seed: int = number(1, at_least=0)  # of the head's initial weights, the order of the examples and dropout
     learning_rate: float = 3e-5
     batch_size: int = 32
     max_epochs: int = 3
-    warmup_proportion: float = 0.06
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.98
+    warmup_proportion: float = number(0.06, at_least=0, below=1)
+    adam_beta1: float = number(0.9, above=0, below=1)
+    adam_beta2: float = number(0.98, above=0, below=1)
     adam_eps: float = 1e-6
-    weight_decay: float = 0.01
-    clip_norm: float = 0.0
-    dropout: float = 0.1
-    max_seq_len: int = 512  # a checkpoint of shorter rows: its own
-    evaluation: EvaluationProtocol = EvaluationProtocol.final  # half_epochs: the best of two evaluations an epoch
+    weight_decay: float = number(0.01, at_least=0)
+    clip_norm: float = number(0.0, at_least=0)
+    dropout: float = number(0.1, at_least=0, below=1)
+    max_seq_len: int = number(512, at_least=16)  # at most the checkpoint's own
+    evaluation: EvaluationProtocol = EvaluationProtocol.final  # half_epochs: the best of two evaluations per epoch
     precision: Precision = Precision.bf16
     saves_model: bool = False
     measures_rank: bool = False  # effective rank of the last layer before the first epoch and after each
@@ -230,14 +243,14 @@ class FinetuningConfig:
 
 @dataclass
 class SuiteConfig:
-    """What the benchmark suite runs at one scale (``yamls/suite/<scale>.yaml``).
+    """The recipes of the benchmark suite at one scale (``yamls/suite/<scale>.yaml``).
 
-    The lists hold files and ``key=value`` pairs, as on a command line.
+    Each list holds files and ``key=value`` pairs, as a command line does.
     """
 
     data: list[str] = field(default_factory=list)  # recipe of the shards
-    pretraining: list[str] = field(default_factory=list)  # every model's recipe; its overlay comes after the files
+    pretraining: list[str] = field(default_factory=list)  # recipe of every model, before the model's overlay
     finetuning: list[str] = field(default_factory=list)  # recipe of the sweep over all tasks of the scale
-    rank_tokens: int = 5_000_000  # real tokens of the rank records
-    pretraining_seeds: list[int] = field(default_factory=list)  # of every model; empty: the recipe's own seed alone
-    pretraining_seeds_of: dict[str, list[int]] = field(default_factory=dict)  # by artefact, in place of those of all
+    rank_tokens: int = 5_000_000  # tokens measured for a rank record
+    pretraining_seeds: list[int] = field(default_factory=list)  # of every model; empty: the recipe's seed
+    pretraining_seeds_of: dict[str, list[int]] = field(default_factory=dict)  # by artefact, override those of all

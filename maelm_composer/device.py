@@ -1,4 +1,4 @@
-"""The device that everything runs on, the GPU if there is one, and how its host gives out memory."""
+"""The device of a process (the GPU, if there is one), and the memory allocator of its host."""
 
 import ctypes
 
@@ -12,21 +12,25 @@ def find_device() -> torch.device:
 
 
 def name_device() -> str:
-    """As it stands in records: the GPU's name, or how many CPU threads this process uses."""
+    """The GPU's name, or the number of CPU threads of this process; records hold it."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {torch.get_num_threads()} threads'
 
 
 def keep_freed_memory(keeps: bool = True) -> None:
-    """Have the C library keep what tensors free, where by default every large one is given back and faulted in anew.
+    """Have the C library reuse the memory of large tensors instead of returning it to the system.
 
-    On two CPU cores page faults were 9 % of an fp32 and 13 % of a bf16 training step (6 layers of width 256). It costs
-    memory: a step of Hugging Face's eager RoBERTa peaks 6 % (fp32) and 11 to 33 % (bf16) higher. Holds for the whole
-    process. False: glibc's own thresholds again, where their growth ends; what is kept already may be used again. A C
-    library without ``mallopt`` is left alone.
+    By default the pages of a large tensor are returned when it is freed and faulted in again at the next allocation. On
+    two CPU cores the page faults took 9 % of an fp32 and 13 % of a bf16 training step (6 layers of width 256). Reuse
+    costs memory: the peak of a step of Hugging Face's eager RoBERTa is 6 % (fp32) and 11 to 33 % (bf16) higher.
+
+    The setting holds for the whole process; a C library without ``mallopt`` is not changed.
+
+    Args:
+        keeps: False sets the largest thresholds that glibc would have reached by itself.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, 'mallopt'):
-        # An older glibc refuses more than 32 MiB, which is also what the threshold would have grown to by itself.
+        # Older versions of glibc accept at most 32 MiB, which is also the largest threshold that they choose.
         library.mallopt(M_MMAP_THRESHOLD, 2**30 if keeps else 2**25) or library.mallopt(M_MMAP_THRESHOLD, 2**25)
         library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1 if keeps else 64 * 2**20)
         if not keeps:

@@ -1,4 +1,4 @@
-"""Bad input: one clear line on standard error and exit code 2, never a traceback."""
+"""Bad input ends a command with one line on standard error and exit code 2, without a traceback."""
 
 import contextlib
 import os
@@ -10,23 +10,23 @@ SECONDS_FOR_RANK_ZERO = 5
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used; the message names it and what to do."""
+    """The user's input cannot be used; the message names the input and a remedy."""
 
     def __init__(self, message: str) -> None:
-        # From a DataLoader worker it comes back wrapped in a printed traceback: the message is its end.
+        # A DataLoader worker wraps the message in the text of a traceback, which ends with the message.
         super().__init__(message.rsplit('InputError: ', 1)[-1].strip())
 
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn an :class:`InputError`, or a full or forbidden disk, into one line and exit code 2."""
+    """Turn an :class:`InputError`, or an OSError such as a full disk, into one line and exit code 2."""
     try:
         yield
     except (InputError, OSError) as error:
         if isinstance(error, OSError) and error.errno is None:
             raise
         if os.environ.get('RANK', '0') != '0':
-            # The launcher ends all ranks when one has failed: rank 0, if it met the same error, is the one to speak.
+            # If rank 0 has the same error, only rank 0 prints it: the launcher ends the other ranks meanwhile.
             time.sleep(SECONDS_FOR_RANK_ZERO)
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr, flush=True)
         raise SystemExit(2) from None

@@ -1,33 +1,38 @@
-"""One process at a time in a folder that it writes."""
+"""A lock on a folder, so that two processes never write the same one."""
 
 import contextlib
-import fcntl
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from maelm_composer.errors import InputError
 
 
 @contextlib.contextmanager
-def hold(folder: Path, who: str) -> Iterator[None]:
-    """Keep ``folder`` for this process while the body runs; the lock ends with the process, however that ends.
+def lock_folder(folder: Path, owner: str) -> Iterator[None]:
+    """Lock ``folder`` for this process while the body runs. The kernel releases the lock when the process dies.
 
-    Unlike ``flock``'s it is not inherited by the loader's workers, which outlive a killed process for some seconds.
-    It works between processes of one machine, or of machines that share the disk; within a process it refuses nothing.
+    The lock works between processes of one machine and, where the file system supports it, between machines that share
+    the disk. It needs filelock 4: in earlier versions the loader's workers inherit the lock, and they outlive a killed
+    process by some seconds.
 
     Args:
-        who: what a process at work in such a folder is called.
+        owner: what the error message calls a process that holds such a lock.
 
     Raises:
-        InputError: another process holds it.
+        InputError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / '.lock').open('w') as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise InputError(f'another {who} is at work in {folder}: wait, or choose another folder') from None
-        except OSError as error:  # a file system without locks
-            warnings.warn(f'{folder} cannot be locked ({error}): start nothing else in it', stacklevel=3)
+    lock = FileLock(folder / '.lock', blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(f'another {owner} is at work in {folder}: wait, or choose another folder') from None
+    except OSError as error:  # the file system has no locks
+        warnings.warn(f'{folder} cannot be locked ({error}): start no other process in it', stacklevel=3)
+    try:
         yield
+    finally:
+        lock.release()

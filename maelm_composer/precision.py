@@ -1,8 +1,8 @@
 """``precision: auto``: bf16 where the device trains faster in bf16 than in fp32, else fp32.
 
-Both are measured, as no list of processors says enough: with AMX or AVX-512-BF16 a CPU multiplies bf16 two to ten times
-as fast as fp32, with AVX2 alone a twentieth as fast. Torch is imported by the measurement alone: planning reads choices
-without it.
+Both speeds are measured, since they depend on the processor: a CPU with AMX or AVX-512-BF16 multiplies bf16 two to ten
+times as fast as fp32, a CPU with AVX2 alone twenty times as slowly. Only the measurement imports torch; planning reads
+earlier choices without torch.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from typing import Any
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 
-# Rows and width of the measured feed-forward block: the demo's order on a CPU, where emulated bf16 would take seconds
-# for more; on a GPU enough to fill it.
+# Rows and width of the measured feed-forward block. The CPU's are about the demo's, since emulated bf16 takes seconds
+# for larger ones; the GPU's are large enough to occupy every core.
 CPU_SHAPE, GPU_SHAPE = (128, 256), (8192, 1024)
 MIN_ROUNDS, MAX_SECONDS = 3, 0.2
 FILE = 'precision.txt'
@@ -28,7 +28,7 @@ FILE = 'precision.txt'
 
 @dataclass(frozen=True)
 class Speeds:
-    """FLOP/s of the block's forward and backward pass: of a GPU, or of one CPU core."""
+    """FLOP/s of a feed-forward block's forward and backward pass, on a GPU or on one CPU core."""
 
     fp32: float
     bf16: float  # 0: the device has no bf16
@@ -46,22 +46,22 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Choice:
-    """A precision, why it was chosen, and a line that the user should read, or ''."""
+    """A precision, the reason for it, and a notice to the user ('' for none)."""
 
     precision: Precision
-    reason: str = ''  # '' where the recipe names the precision
+    reason: str = ''  # '' if the recipe names the precision
     notice: str = ''
 
     def __str__(self) -> str:
-        """As it stands on the start screen and in the record."""
+        """The text of the start screen and the record."""
         return f'{self.precision.name} ({self.reason})' if self.reason else self.precision.name
 
 
 @functools.cache
 def measure_speeds() -> Speeds:
-    """Time one block in both precisions, in turn; well under a second.
+    """Time a feed-forward block in both precisions, alternately, for less than a second.
 
-    On a CPU by the processor's time of one thread, since several threads on a busy machine wait for each other.
+    On a CPU the CPU time of one thread is measured, which does not depend on the load of the machine.
     """
     import torch
     from torch import nn
@@ -73,7 +73,7 @@ def measure_speeds() -> Speeds:
     seconds: dict[Precision, list[float]] = {Precision.fp32: [], Precision.bf16: []}
     torch.set_num_threads(1)
     try:
-        # A run's generators stay as they were.
+        # The states of the run's random generators must not change.
         with torch.random.fork_rng(devices=[device] if device.type == 'cuda' else []), torch.enable_grad():
             block = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size)).to(device)
             inputs = torch.randn(rows, size, device=device, requires_grad=True)
@@ -83,19 +83,20 @@ def measure_speeds() -> Speeds:
                     measured.append(_time_block(block, inputs, precision))
     finally:
         torch.set_num_threads(threads)
-    flops = 3 * 2 * 2 * rows * size * 4 * size  # two products, forward; twice as many backward
+    flops = 3 * 2 * 2 * rows * size * 4 * size  # two matrix products forward, four backward
     fp32, bf16 = (flops / min(measured) for measured in seconds.values())
     return Speeds(fp32, bf16, name_device())
 
 
 def choose(asked: Precision, key: str, begun: Precision | None = None) -> Choice:
-    """The precision of a run that asks for ``asked`` under the recipe's ``key``.
+    """Choose the precision of a run.
 
     Args:
-        begun: in which the run, or the folder's other runs, were begun; ``auto`` goes on in it on whatever device.
+        asked: value of the recipe's ``key``.
+        begun: precision in which the run, or another run of its folder, was begun; ``auto`` keeps it on any device.
 
     Raises:
-        InputError: bf16 is asked for, or was begun in, and the device has none.
+        InputError: the precision is bf16, and the device has no bf16.
     """
     if asked is Precision.fp32:
         return Choice(asked)
@@ -103,10 +104,10 @@ def choose(asked: Precision, key: str, begun: Precision | None = None) -> Choice
     faster = speeds.faster
     precision = asked if asked is not Precision.auto else begun or faster
     if precision is Precision.bf16 and not speeds.bf16:
-        raise InputError(f'{speeds.describe()}: give {key}=fp32, and begin anew where runs were begun in bf16')
+        raise InputError(f'{speeds.describe()}: give {key}=fp32, in a new folder if runs were begun in bf16')
     if asked is Precision.auto and begun is not None:
         elsewhere = f', although {speeds.describe()} here' if begun is not faster else ''
-        return Choice(precision, 'auto, as begun', f'{key}=auto: going on in {begun.name}, as begun{elsewhere}')
+        return Choice(precision, 'auto, as begun', f'{key}=auto: resuming in {begun.name}, as begun{elsewhere}')
     if asked is Precision.auto:
         return Choice(precision, f'auto: {speeds.describe()}', '' if speeds.bf16 else f'{speeds.describe()}: fp32')
     slowdown = speeds.fp32 / speeds.bf16
@@ -119,10 +120,10 @@ def choose(asked: Precision, key: str, begun: Precision | None = None) -> Choice
 
 
 def choose_in(folder: Path, asked: Precision, key: str) -> Choice:
-    """As :func:`choose`, once for all runs in ``folder``, which are there to be compared; kept in its precision.txt.
+    """Choose one precision for all runs in ``folder``, since they are compared; ``auto`` keeps it in precision.txt.
 
     Raises:
-        InputError: as :func:`choose`, or precision.txt cannot be read.
+        InputError: as :func:`choose`, or precision.txt is not readable.
     """
     if asked is not Precision.auto or (begun := read_choice(folder)) is not None:
         return choose(asked, key, begun if asked is Precision.auto else None)
@@ -130,7 +131,7 @@ def choose_in(folder: Path, asked: Precision, key: str) -> Choice:
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f'.{FILE}.{uuid.uuid4().hex}'
     temporary.write_text(f'{choice}\n', encoding='utf-8')
-    with contextlib.suppress(FileExistsError):  # a process on another machine was faster, and may have chosen otherwise
+    with contextlib.suppress(FileExistsError):  # another machine has just made a choice
         os.link(temporary, folder / FILE)
     temporary.unlink()
     there = read_choice(folder)
@@ -138,20 +139,24 @@ def choose_in(folder: Path, asked: Precision, key: str) -> Choice:
 
 
 def read_choice(folder: Path) -> Precision | None:
-    """The first word of ``folder``'s precision.txt; None where there is none."""
+    """The first word of ``folder``'s precision.txt; None if there is no such file.
+
+    Raises:
+        InputError: the word is no precision.
+    """
     path = folder / FILE
     try:
         word = path.read_text(encoding='utf-8').split(' ')[0].strip()
     except FileNotFoundError:
         return None
     if word not in (Precision.fp32.name, Precision.bf16.name):
-        raise InputError(f'{path} begins with neither fp32 nor bf16: write there which of them the runs beside it have')
+        raise InputError(f'{path} begins with neither fp32 nor bf16: write the precision of the runs beside it')
     return Precision[word]
 
 
-@functools.cache  # once a process, however many runs it makes
+@functools.cache  # so that a process with many runs prints a notice once
 def tell(notice: str) -> None:
-    """Print the line on standard error, unless it is empty."""
+    """Print ``notice`` on standard error, unless it is empty."""
     if notice:
         print(notice, file=sys.stderr, flush=True)
 
@@ -164,7 +169,7 @@ def _time_block(block: Any, inputs: Any, precision: Precision) -> float:
     try:
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision is Precision.bf16):
             outputs = block(inputs)
-    except RuntimeError:  # torch's answer on a GPU without bf16
+    except RuntimeError:  # the GPU has no bf16
         if precision is Precision.fp32:
             raise
         return math.inf

@@ -1,6 +1,7 @@
-"""Files and ``key=value`` pairs -> a checked config. The only module that knows OmegaConf.
+"""Reads a recipe: YAML files and ``key=value`` pairs become a checked config. No other module uses OmegaConf.
 
-A recipe is the merge, in order, of the files and pairs on the command line; nothing writes to it after loading.
+The files are merged in the order of the command line, then the pairs; later values win. A config is never changed after
+it was loaded.
 """
 
 import dataclasses
@@ -8,13 +9,14 @@ import difflib
 import hashlib
 import json
 import math
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from maelm_composer.config import (
     CorpusConfig,
@@ -50,19 +52,19 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
         if missing := sorted(OmegaConf.missing_keys(merged)):
             raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
         config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
-    except OmegaConfBaseException as error:  # ${...} of what is not there
+    except OmegaConfBaseException as error:  # an interpolation ${...} of a missing key
         raise InputError(f'{error.full_key}: {str(error).splitlines()[0]}') from None
     _check(config)
     return config
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files and the ``key=value`` pairs of a command line, which may be mixed."""
+    """Separate a command line's files from its ``key=value`` pairs; both may come in any order."""
     return [a for a in arguments if '=' not in a], [a for a in arguments if '=' in a]
 
 
 def is_finetuning(paths: Sequence[str], overrides: Sequence[str] = ()) -> bool:
-    """Whether these files and pairs are a recipe of fine-tuning: they name a task or a sweep of tasks.
+    """Whether a recipe is for fine-tuning: its files or pairs set ``task`` or a key of ``sweep``.
 
     Raises:
         InputError: a file that cannot be read.
@@ -77,14 +79,14 @@ def to_yaml(config: CorpusConfig | PretrainingConfig | FinetuningConfig) -> str:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """The config as JSON-ready containers (an Enum by its name)."""
+    """The config as nested dicts and lists that JSON can hold; an Enum becomes its member name."""
     plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
 def hash_json(value: Any) -> str:
-    """SHA-256 (hex) of a JSON-ready ``value``, independent of key order."""
+    """SHA-256 (hex) of ``value`` as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -113,42 +115,30 @@ def _parse_override(override: str) -> Any:
 
 
 def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
-    _reject_unknown(root, root, OmegaConf.to_container(layer), prefix='', where=where)
     try:
         return OmegaConf.merge(base, layer)
+    except ConfigKeyError as error:
+        section, dot, key = re.sub(r'\[\d+]', '', error.full_key or '').rpartition('.')
+        beside = [f'{section}{dot}{field.name}' for field in dataclasses.fields(error.object_type)]  # type: ignore[arg-type]
+        near = _find_nearest(key, beside, _list_keys(root))
+        hint = f'did you mean {near}?' if near else f'there are {", ".join(beside)}'
+        raise InputError(f'{where}: unknown key {section}{dot}{key}; {hint}') from None
     except OmegaConfBaseException as error:
         key, reason = error.full_key or error.key, str(error).splitlines()[0]
         if 'is not a ListConfig' in reason:
-            reason = f'a list is wanted, as in {key}=[...]'
+            reason = f'must be a list, as in {key}=[...]'
         raise InputError(f'{where}: {key}: {reason}') from None
-    except TypeError:  # not OmegaConf's own kind of error
+    except TypeError:  # OmegaConf does not wrap this one
         keys = ', '.join(map(str, layer))
-        raise InputError(f'{where}: {keys}: a list stands where key: value pairs are wanted') from None
-
-
-def _reject_unknown(root: type, node_type: Any, given: Any, prefix: str, where: str) -> None:
-    """Name a key that the dataclass does not have, with the nearest one that it or ``root`` has."""
-    if not dataclasses.is_dataclass(node_type) or not isinstance(given, dict):
-        return
-    types = {f.name: f.type for f in dataclasses.fields(node_type)}
-    for key, value in given.items():
-        if key not in types:
-            near = _find_nearest(str(key), [f'{prefix}{name}' for name in types], _list_keys(root))
-            hint = f'did you mean {near}?' if near else f'there are {", ".join(f"{prefix}{name}" for name in types)}'
-            raise InputError(f'{where}: unknown key {prefix}{key}; {hint}')
-        inner = _dataclass_of(types[key])
-        items = [('', item) for item in value] if isinstance(value, list) else [('', value)]
-        if isinstance(value, dict) and get_origin(types[key]) is dict:  # its keys are data
-            items = [(f'{name}.', item) for name, item in value.items()]
-        for name, item in items:
-            _reject_unknown(root, inner, item, f'{prefix}{key}.{name}', where)
+        raise InputError(f'{where}: {keys}: must be key: value pairs, not a list') from None
 
 
 def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | None:
-    """The known key that may be meant: of the same name in another section, the same initials, or spelled alike.
+    """The known key that an unknown ``key`` may stand for: one of equal name, equal initials or similar spelling.
 
     Args:
-        beside: the dotted names in the section of ``key``, which come before others.
+        beside: dotted names of the keys in the same section; they are preferred.
+        everywhere: dotted names of all keys.
     """
 
     def last_parts(keys: list[str]) -> dict[str, str]:
@@ -167,24 +157,18 @@ def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | N
 
 
 def _list_keys(node_type: Any, prefix: str = '') -> list[str]:
-    """The dotted names of all keys of a dataclass and of those inside; what is below data of the user's is left out."""
+    """Dotted names of all keys of a dataclass and of its sections; elements of lists and dicts are left out."""
     keys = []
     for found in dataclasses.fields(node_type):
         keys.append(f'{prefix}{found.name}')
-        inner = _dataclass_of(found.type)
+        inner = next(filter(dataclasses.is_dataclass, (found.type, *get_args(found.type))), None)  # X or X | None
         if inner is not None and get_origin(found.type) not in (dict, list):
             keys += _list_keys(inner, f'{prefix}{found.name}.')
     return keys
 
 
-def _dataclass_of(annotation: Any) -> Any:
-    """The dataclass inside ``X``, ``X | None``, ``list[X]`` or ``dict[str, X]``, or None."""
-    candidates = [annotation, *getattr(annotation, '__args__', ())]
-    return next((c for c in candidates if dataclasses.is_dataclass(c)), None)
-
-
 def _name_run(merged: Any, paths: Sequence[str]) -> None:
-    """A run is named after its layered files, so that an overlay never resumes the run that it overlays."""
+    """Name the run after all its files, so that a recipe with an overlay never resumes the run without."""
     if OmegaConf.is_missing(merged, 'run_name'):
         merged.run_name = '-'.join(Path(path).stem for path in paths)
     if not re.fullmatch(r'[A-Za-z0-9_][A-Za-z0-9._+-]*', str(merged.run_name)):
@@ -195,16 +179,7 @@ def _name_run(merged: Any, paths: Sequence[str]) -> None:
         merged.save_folder = f'runs/{merged.run_name}'
 
 
-# Every other number must be above zero.
-_MAY_BE_ZERO = {
-    *('seed', 'num_workers', 'weight_decay', 'clip_norm', 'warmup_samples', 'encoder_mask_fraction'),
-    *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'relative_position_buckets'),
-    *('dropout', 'warmup_proportion', 'seeds', 'gpus_per_run', 'max_retries'),
-}
-_BELOW_ONE = {
-    *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'mlm_probability', 'validation_fraction'),
-    *('adam_beta1', 'adam_beta2', 'dropout', 'warmup_proportion'),
-}
+_COMPARISONS = {'above': operator.gt, 'at_least': operator.ge, 'below': operator.lt, 'at_most': operator.le}
 
 
 def _require(holds: bool, message: str) -> None:
@@ -213,22 +188,16 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _check(config: Any) -> None:
-    """Refuse values that no dataset or machine could make right."""
-    _check_ranges(config, prefix='')
+    """Raise InputError for values that are wrong on every machine and with every data set."""
+    _check_numbers(config, {})
     match config:
         case CorpusConfig():
-            pieces = config.tokenizer.vocab_size
-            _require(config.max_seq_len >= 8, f'max_seq_len {config.max_seq_len}: must be at least 8')
             _require(bool(config.sources), 'sources is empty: name at least one')
-            _require(
-                pieces > 261, f'tokenizer.vocab_size {pieces}: must exceed 261, the 256 bytes and 5 special tokens'
-            )
         case PretrainingConfig():
             _check_stack('model', config.model, config.model)
             if config.model.decoder is not None:
                 _check_stack('model.decoder', config.model.decoder, config.model)
             _check_masking(config.masking, config.model)
-            _require(config.seed < 2**31, f'seed {config.seed}: must be below 2^31')  # Composer adds the rank
             warmup, samples = config.optimizer.warmup_samples, config.training.max_samples
             _require(warmup <= samples, f'optimizer.warmup_samples {warmup} exceeds training.max_samples {samples}')
         case FinetuningConfig():
@@ -237,33 +206,35 @@ def _check(config: Any) -> None:
                 data.source is not TaskSource.files or data.folder is not None,
                 'data.source is files, so data.folder must name the folder that holds glue/<task>/ and squad_v2/',
             )
-            _require(config.max_seq_len >= 16, f'max_seq_len {config.max_seq_len}: must be at least 16')
             _require(bool(seeds), 'sweep.seeds is empty: name at least one')
-            _require(len(set(seeds)) == len(seeds), f'sweep.seeds {seeds}: a seed stands there twice')
+            _require(len(set(seeds)) == len(seeds), f'sweep.seeds {seeds}: a seed is listed twice')
 
 
-def _check_ranges(section: Any, prefix: str) -> None:
-    """Every number in a dataclass, or in a dict or a list of them."""
-    for key, value in (section if isinstance(section, dict) else vars(section)).items():
-        for item in value if isinstance(value, list) else [value]:
-            if dataclasses.is_dataclass(item) or isinstance(item, dict):
-                _check_ranges(item, f'{prefix}{key}.')
-            else:
-                _check_number(key, item, f'{prefix}{key}')
+def _check_numbers(value: Any, limits: Mapping[str, float], name: str = '') -> None:
+    """Compare every number in ``value``, a config or a part of one, with the limits of its field in config.py."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        _check_number(value, limits or {'above': 0}, f'{name} {value}')
+    elif isinstance(value, list):
+        for item in value:
+            _check_numbers(item, limits, name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_numbers(item, limits, f'{name}.{key}')
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _check_numbers(getattr(value, field.name), field.metadata, f'{name}.{field.name}'.lstrip('.'))
 
 
-def _check_number(key: str, value: Any, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def _check_number(value: float, limits: Mapping[str, float], shown: str) -> None:
+    if value == limits.get('or_else'):
         return
-    name = f'{name} {value}'
-    if key == 'checkpoints_to_keep':
-        _require(value == -1 or value > 0, f'{name}: must be -1 (all) or at least 1')
-        return
-    _require(math.isfinite(value), f'{name}: must be a finite number')
-    _require(isinstance(value, float) or value < 2**63, f'{name}: must be below 2^63')
-    _require(value >= 0 or key not in _MAY_BE_ZERO, f'{name}: must not be negative')
-    _require(value > 0 or key in _MAY_BE_ZERO, f'{name}: must be positive')
-    _require(value < 1 or key not in _BELOW_ONE, f'{name}: must be below 1')
+    _require(math.isfinite(value), f'{shown}: must be a finite number')
+    _require(isinstance(value, float) or value < 2**63, f'{shown}: must be below 2^63')
+    or_else = f', or {limits["or_else"]}' if 'or_else' in limits else ''
+    for name, holds in _COMPARISONS.items():
+        if name in limits and not holds(value, limits[name]):
+            demand = 'positive' if (name, limits[name]) == ('above', 0) else f'{name.replace("_", " ")} {limits[name]}'
+            raise InputError(f'{shown}: must be {demand}{or_else}')
 
 
 def _check_stack(name: str, stack: ModelConfig | DecoderConfig, model: ModelConfig) -> None:
@@ -279,8 +250,6 @@ def _check_stack(name: str, stack: ModelConfig | DecoderConfig, model: ModelConf
 
 def _check_masking(masking: MaskingConfig, model: ModelConfig) -> None:
     rate, fraction, length = masking.mlm_probability, masking.encoder_mask_fraction, model.max_seq_len
-    _require(model.vocab_size > 5, f'model.vocab_size {model.vocab_size}: must exceed the 5 special tokens')
-    _require(fraction <= 1, f'masking.encoder_mask_fraction {fraction}: outside 0..1')
     _require(round(rate * length) > 0, f'masking.mlm_probability {rate} masks nothing in a row of {length} tokens')
     _require(
         model.decoder is not None or fraction == 1,

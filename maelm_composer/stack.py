@@ -1,7 +1,7 @@
-"""Which torch was tested, and what a machine with its own torch lacks. Needs the standard library alone.
+"""The tested versions of torch, and the packages that a machine with its own torch lacks.
 
-``python -m maelm_composer.stack constraints-latest.txt`` prints what ``make STACK=own`` has to install: what is there
-already stays as it is.
+``python -m maelm_composer.stack constraints-latest.txt`` prints the requirements that ``make STACK=own`` installs;
+packages that are installed already stay as they are. This module needs only the standard library.
 """
 
 import importlib.metadata
@@ -14,37 +14,39 @@ from pathlib import Path
 from maelm_composer.errors import InputError, one_line_errors
 
 TESTED_TORCH = ('2.7', '2.11', '2.15')  # docs/versions.md
-ENGINES = ('mosaicml', 'mosaicml-streaming')  # of these we need one version, whatever is there
-MADE_FOR = {  # what comes with a package or goes with one version of it: taken from where the package is
+ENGINES = ('mosaicml', 'mosaicml-streaming')  # only one version of these works, whatever is installed
+MADE_FOR = {  # packages that belong to one version of another; those of an installed package are kept
     'torch': re.compile(r'nvidia-|cuda-|triton$'),
     'transformers': re.compile(r'tokenizers$|huggingface-hub$|hf-xet$|safetensors$'),
 }
 
 
 def warn_of_untested_torch() -> None:
-    """One line on standard error, of rank 0 alone, where the installed torch is none that was tested."""
+    """Print a warning on standard error (rank 0 only) if the installed version of torch was not tested."""
     warning = describe_untested(importlib.metadata.version('torch'))
     if warning and os.environ.get('RANK', '0') == '0':
         print(f'warning: {warning}', file=sys.stderr, flush=True)
 
 
 def describe_untested(torch: str) -> str | None:
-    """What to know of this version of torch, None where it was tested."""
+    """A warning about this version of torch; None if it was tested."""
     if '.'.join(torch.split('.')[:2]) in TESTED_TORCH:
         return None
     return f'torch {torch} was not tested, {", ".join(TESTED_TORCH)} were: `make test STACK=own` tests it'
 
 
 def find_missing(lock: Sequence[str], installed: Mapping[str, str]) -> list[str]:
-    """The requirements that a machine lacks, and Composer and Streaming, which pip passes over where they are right.
+    """The requirements of ``lock`` that a machine lacks.
+
+    Composer and Streaming are always included (pip skips them if their versions are right). If torch is installed but
+    torchvision, which Composer imports, is not, the torchvision for that torch is included.
 
     Args:
-        lock: lines ``name==version``, or comments.
-        installed: version by normalised name. Where torch is there without torchvision, which Composer imports, the one
-            that was made for it is asked for.
+        lock: lines of the form ``name==version``, or comments.
+        installed: versions by normalised name.
 
     Raises:
-        InputError: a line is neither.
+        InputError: a line has another form.
     """
     missing = []
     for line in lock:
@@ -64,13 +66,13 @@ def find_missing(lock: Sequence[str], installed: Mapping[str, str]) -> list[str]
 
 
 def choose_torchvision(torch: str, latest: str) -> str:
-    """Version of torchvision for this torch: 0.15 for 2.0, then step by step; from 2.14 on one is good for all."""
+    """The torchvision for a version of torch: 0.15 for 2.0, 0.16 for 2.1, and so on; ``latest`` from 2.14 on."""
     minor = int(torch.split('.')[1])
     return latest if minor >= 14 else f'0.{minor + 15}.*'
 
 
 def normalize_name(name: str) -> str:
-    """As packages are compared: PEP 503."""
+    """The normalised name of a package (PEP 503)."""
     return re.sub(r'[-_.]+', '-', name).lower()
 
 
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> None:
         if len(arguments) != 1:
             raise InputError('usage: python -m maelm_composer.stack constraints-latest.txt')
         found = [(each.metadata['Name'], each.version) for each in importlib.metadata.distributions()]
-        there = {normalize_name(name): version for name, version in found if name}  # half a removed one has no name
+        there = {normalize_name(name): version for name, version in found if name}  # a partly removed one has no name
         print('\n'.join(find_missing(Path(arguments[0]).read_text(encoding='utf-8').splitlines(), there)))
 
 

@@ -1,8 +1,10 @@
 """The rules of docs/architecture.md that a machine can check."""
 
 import ast
+import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ STAGES = [
         'recipe',
         'records',
         'lock',
+        'patches',
         'statistics',
         'cluster',
         'device',
@@ -106,6 +109,16 @@ def test_engines_stay_where_they_belong(path):
         assert 'omegaconf' not in roots
     if path.parent.name == 'reporting' or name_of(path) in TORCHLESS:
         assert 'torch' not in roots
+
+
+def test_every_imported_package_is_declared():
+    tomllib = pytest.importorskip('tomllib', reason='needs Python 3.11')
+    lines = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['dependencies']
+    declared = {re.split(r'[^\w-]', line)[0].lower().replace('_', '-') for line in lines}
+    roots = {name.split('.')[0] for path in MODULES for name in imports_of(path)}
+    imported = roots - {*sys.stdlib_module_names, 'maelm_composer'}
+    packages = packages_distributions()
+    assert {r for r in imported if not declared & {p.lower().replace('_', '-') for p in packages[r]}} == set()
 
 
 def test_planning_needs_no_torch():

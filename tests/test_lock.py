@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from maelm_composer.errors import InputError
-from maelm_composer.lock import hold
+from maelm_composer.lock import lock_folder
 from maelm_composer.suite.run import run_suite
 from maelm_composer.suite.steps import load_suite
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from maelm_composer.lock import hold
-with hold(Path(sys.argv[1]), 'run'):
+from maelm_composer.lock import lock_folder
+with lock_folder(Path(sys.argv[1]), 'run'):
     child = os.fork()  # as a loader forks its workers
     if child:
         print(child, flush=True)
@@ -41,11 +41,11 @@ def held(tmp_path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_second_process_is_refused_until_the_first_is_killed_though_its_workers_live_on(tmp_path, held):
-    with pytest.raises(InputError, match=f'another run is at work in {tmp_path}'), hold(tmp_path, 'run'):
+    with pytest.raises(InputError, match=f'another run is at work in {tmp_path}'), lock_folder(tmp_path, 'run'):
         pass
     held.kill()
     held.wait()
-    with hold(tmp_path, 'run'):
+    with lock_folder(tmp_path, 'run'):
         pass
 
 

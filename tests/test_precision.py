@@ -45,7 +45,7 @@ def test_auto_goes_on_as_begun_on_whatever_device_and_says_so(on, speeds, begun)
     on(speeds)
     choice = choose(AUTO, 'training.precision', begun)
     assert choice.precision is begun
-    assert choice.notice.startswith(f'training.precision=auto: going on in {begun.name}, as begun')
+    assert choice.notice.startswith(f'training.precision=auto: resuming in {begun.name}, as begun')
     assert ('although bf16 runs' in choice.notice) == (speeds.faster is not begun)
 
 

@@ -1,4 +1,4 @@
-"""Documents from installed documentation, files or the Hugging Face Hub, one at a time and in a stable order."""
+"""Reads documents from installed documentation, files or the Hugging Face Hub, always in the same order."""
 
 import ast
 import glob
@@ -21,15 +21,16 @@ from maelm_composer.recipe import to_plain
 
 SKIPPED_FOLDERS = {'test', 'tests', 'testing', '__pycache__', 'site-packages', 'lib2to3', '_vendor', 'vendor'}
 MIN_DOCSTRING_CHARACTERS = 200
-MAX_DOCSTRINGS_PER_PACKAGE = 3000  # some packages are machine-written, accessor by accessor
+MAX_DOCSTRINGS_PER_PACKAGE = 3000  # some packages consist of generated code with repetitive docstrings
 FREQUENT_ENGLISH = re.compile(r'\b(?:the|of|to|and|a|in|is|for|be|that|with|as|or|if|this|are|on|by|it|not|from|an)\b')
 
 
 def iterate_documents(sources: list[SourceConfig]) -> Iterator[str]:
-    """Every document of every source, in order: lines separated by one ``\\n``, no blank line, no document empty.
+    """Yield the documents of all sources in order. Lines end at ``\\n``; blank lines and empty documents are dropped.
 
     Raises:
-        InputError: a glob that matches nothing, a file that is not UTF-8 or not what its name says, a missing column.
+        InputError: a glob matches no file, a file is not UTF-8 or has another format than its name says, or a column is
+            missing.
     """
     for source in sources:
         match source.kind:
@@ -46,7 +47,7 @@ def iterate_documents(sources: list[SourceConfig]) -> Iterator[str]:
 def group_documents(
     documents: Iterable[str], max_characters: int, max_documents: int | None = None
 ) -> Iterator[list[str]]:
-    """Consecutive documents in lists that end at ``max_documents`` or once they hold ``max_characters``."""
+    """Group consecutive documents; a group ends at ``max_documents``, or once it holds ``max_characters``."""
     group: list[str] = []
     characters = 0
     for text in documents:
@@ -60,7 +61,7 @@ def group_documents(
 
 
 def describe_source(source: SourceConfig) -> dict[str, Any]:
-    """What decides the documents of ``source``: its fields, and for files their names and sizes instead of globs."""
+    """The fields of ``source`` that determine its documents, with the files' names and sizes instead of the globs."""
     description = {key: value for key, value in to_plain(source).items() if key not in ('note', 'paths')}
     if source.kind is SourceKind.files:
         description['files'] = [[Path(path).name, os.path.getsize(path)] for path in find_files(source)]
@@ -68,7 +69,7 @@ def describe_source(source: SourceConfig) -> dict[str, Any]:
 
 
 def find_files(source: SourceConfig) -> list[str]:
-    """The files that the globs of ``source`` match, sorted within each glob, each once."""
+    """The files that the globs of ``source`` match, without duplicates, sorted within each glob."""
     if not source.paths:
         raise InputError('a source of kind files needs paths: a list of globs')
     found: dict[str, None] = {}
@@ -105,7 +106,7 @@ def _read_jsonl(path: str, column: str) -> Iterator[str]:
             keys = ', '.join(record) if isinstance(record, dict) else 'none'
             raise InputError(f'{path}, line {number}: no field {column!r} (it has: {keys}); set text_column')
         text = _as_text(record[column], column, f'{path}, line {number}')
-        # JSON can spell half a surrogate pair, which no UTF-8 can hold.
+        # JSON can encode half of a surrogate pair, which UTF-8 cannot.
         yield text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
@@ -138,7 +139,7 @@ def _read_huggingface(source: SourceConfig) -> Iterator[str]:
             yield _as_text(row[column], column, where)
     except InputError:
         raise
-    except Exception as error:  # a wrong name, config or split, a damaged file, or no network: many kinds
+    except Exception as error:  # the error's class depends on the cause: a wrong name, a damaged file, no network
         raise InputError(f'{where}: cannot be read: {error}') from None
 
 
@@ -151,11 +152,11 @@ def _as_text(value: Any, column: str, where: str) -> str:
 
 
 def _read_lines(path: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a UTF-8 file, plain, .gz or .zst, without their ends."""
+    """Yield the line numbers and lines of a UTF-8 file, plain, .gz or .zst, without line ends."""
     import pyarrow
 
     try:
-        with io.BufferedReader(pyarrow.input_stream(path)) as file:  # which unpacks by the name's end
+        with io.BufferedReader(pyarrow.input_stream(path)) as file:  # decompresses according to the suffix
             for number, line in enumerate(file, start=1):
                 yield number, line.decode().rstrip('\r\n')
     except UnicodeDecodeError as error:
@@ -163,16 +164,16 @@ def _read_lines(path: str) -> Iterator[tuple[int, str]]:
             f'{path}, line {number}: not UTF-8 ({error.reason}); convert it first, as with iconv'
         ) from None
     except OSError as error:
-        if error.errno is not None:  # not there, or not for us: its message names the file
+        if error.errno is not None:  # the file is missing or unreadable; the message names it
             raise
         raise InputError(f'{path}: cannot be unpacked ({error})') from None
 
 
 def _read_documentation() -> Iterator[str]:
-    """Docstrings of the standard library and of the installed packages, exact duplicates removed.
+    """Yield the English docstrings of the standard library and of the installed packages, without duplicates.
 
-    The files come in the order of a hash of their path within the library, so that the first few thousand documents are
-    an even sample of all packages, and the same one wherever Python is installed.
+    The files are sorted by a hash of their path within the library, so that the first few thousand documents are an
+    even sample of all packages, wherever Python is installed.
     """
     files = {
         relative: os.path.join(root, relative)
@@ -187,10 +188,10 @@ def _read_documentation() -> Iterator[str]:
             continue
         try:
             source = Path(files[relative]).read_bytes()
-            with warnings.catch_warnings():  # other people's invalid escapes
+            with warnings.catch_warnings():  # invalid escapes in installed packages
                 warnings.simplefilter('ignore')
                 tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, OSError):  # templates, Python 2, a file that went away
+        except (SyntaxError, ValueError, RecursionError, OSError):  # a template, Python 2, or a file deleted meanwhile
             continue
         for docstring in _find_docstrings(tree):
             document = _join_paragraphs(docstring)
@@ -215,13 +216,13 @@ def _find_docstrings(tree: ast.Module) -> Iterator[str]:
         node = pending.pop()
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield ast.get_docstring(node) or ''
-        # Statements only: there are ten times as many expressions, and no docstring is in one.
+        # Only statements are visited: expressions are ten times as many and contain no docstrings.
         for name in ('finalbody', 'orelse', 'handlers', 'body'):
             pending.extend(reversed(getattr(node, name, [])))
 
 
 def _join_paragraphs(docstring: str) -> str:
-    """One line for each run of equally indented lines, without underlines and rulers."""
+    """Join each run of equally indented lines to one line, and drop lines without letters or digits."""
 
     def measure_indent(line: str) -> int:
         return len(line) - len(line.lstrip()) if re.search(r'\w', line) else -1

@@ -1,4 +1,4 @@
-"""What a folder of shards holds: written last by ``maelm shards``, read first by everything that trains on it."""
+"""The manifest of a folder of shards. ``maelm shards`` writes it last, so shards without one are incomplete."""
 
 import dataclasses
 import json
@@ -14,24 +14,24 @@ ID_COUNTS = 'id_counts.json'
 
 @dataclass
 class SplitStatistics:
-    """Of one split, ``train`` or ``validation``."""
+    """Counts of one split, ``train`` or ``validation``."""
 
     documents: int = 0
     rows: int = 0
     tokens: int = 0  # ids that are not [PAD]; rows * max_seq_len * fill_rate
     fill_rate: float = 0.0
-    dropped_tokens: int = 0  # in rows less than half full, at the end of a task
+    dropped_tokens: int = 0  # in dropped rows: the last row of a task, if it is less than half full
 
 
 @dataclass
 class Manifest:
-    """The whole of ``manifest.json``."""
+    """The content of ``manifest.json``."""
 
     vocab_size: int
     max_seq_len: int
     special_ids: dict[str, int]  # [CLS] [PAD] [SEP] [UNK] [MASK]
     splits: dict[str, SplitStatistics]
-    unigram_entropy: float  # nats; of the validation split's ids that are not special: what a model must get under
+    unigram_entropy: float  # nats; of the validation split's ids without special tokens
     tokenizer_hash: str  # SHA-256 of tokenizer/tokenizer.json
     content_hash: str  # SHA-256 over the shards' hashes in order
     recipe_hash: str
@@ -39,10 +39,10 @@ class Manifest:
 
 
 def load_manifest(remote: str) -> Manifest:
-    """The manifest of the shards under ``remote``, a local folder or s3://bucket/prefix.
+    """Read the manifest of the shards under ``remote``, a local folder or s3://bucket/prefix.
 
     Raises:
-        InputError: no shards there, or a manifest of another version of this package.
+        InputError: there are no shards, or another version of this package made them.
     """
     content = storage.read_file(storage.join(remote, FILE_NAME))
     if content is None:
@@ -56,7 +56,7 @@ def load_manifest(remote: str) -> Manifest:
 
 
 def load_id_counts(remote: str) -> list[int]:
-    """How often each id occurs in the training rows, special tokens counted as 0: (V,)."""
+    """The (V,) number of occurrences of each id in the training rows; 0 for special tokens."""
     content = storage.read_file(storage.join(remote, ID_COUNTS))
     if content is None:
         raise InputError(f'{storage.join(remote, ID_COUNTS)} is missing: run `maelm shards` again')
@@ -65,6 +65,6 @@ def load_id_counts(remote: str) -> list[int]:
 
 
 def save_manifest(remote: str, manifest: Manifest) -> None:
-    """Write it in one atomic step."""
+    """Write ``manifest.json`` in one atomic step."""
     content = json.dumps(dataclasses.asdict(manifest), indent=2, sort_keys=True)
     storage.write_file(storage.join(remote, FILE_NAME), content.encode() + b'\n')

@@ -1,4 +1,4 @@
-"""Lines -> blocks -> full rows: pure functions, so that what is promised of them can be tested on any input."""
+"""Packs the tokenised lines of documents into blocks and blocks into rows. All functions are pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,14 +10,14 @@ TARGET_FILL_RATE = 0.985
 OPENED_SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
 
 Line = Sequence[int]
-Block = list[Line]  # lines that follow each other in one document; as ids: [CLS] line [SEP] line [SEP] ...
+Block = list[Line]  # consecutive lines of one document; as ids: [CLS] line [SEP] line [SEP] ...
 
 
 def build_blocks(lines: Iterable[Line], max_seq_len: int) -> list[Block]:
     """Join the tokenised ``lines`` of one document, in order, into blocks of at most ``max_seq_len`` ids.
 
-    A line is never divided, unless it is longer than ``max_seq_len - 2``: then it is cut into consecutive pieces, so
-    that no text is lost. Empty lines are dropped.
+    Only a line longer than ``max_seq_len - 2`` is divided, into consecutive pieces, so that no text is lost. Empty
+    lines are dropped.
     """
     # PAPER-SILENT: the authors' code crops such a line at random and loses the rest.
     longest = max_seq_len - 2
@@ -35,22 +35,22 @@ def build_blocks(lines: Iterable[Line], max_seq_len: int) -> list[Block]:
 
 
 def count_ids(block: Block) -> int:
-    """Ids of ``block`` with its [CLS] and its [SEP]s."""
+    """Number of ids of ``block``, including its [CLS] and [SEP]s."""
     return 1 + sum(map(len, block)) + len(block)
 
 
 def assign_rows(lengths: Sequence[int], max_seq_len: int) -> list[list[int]]:
-    """Best-fit decreasing: which blocks share a row.
+    """Assign blocks to rows of at most ``max_seq_len`` ids by best-fit decreasing bin packing.
 
     Args:
         lengths: ids in each block, each in 1..``max_seq_len``.
 
     Returns:
-        For each row the indices of its blocks; every index once, no row above ``max_seq_len`` ids.
+        For each row the indices of its blocks; every index occurs once.
     """
     rows: list[list[int]] = []
-    open_rows: list[list[int]] = [[] for _ in range(max_seq_len + 1)]  # rows by the space they have left
-    has_space = 0  # bit s is set where open_rows[s] is not empty: the tightest fit is one look at the bits above
+    open_rows: list[list[int]] = [[] for _ in range(max_seq_len + 1)]  # rows by their free space
+    has_space = 0  # bit s is set if open_rows[s] is not empty, so the tightest fit is the lowest set bit
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
         fitting = has_space >> length
@@ -71,10 +71,10 @@ def assign_rows(lengths: Sequence[int], max_seq_len: int) -> list[list[int]]:
 
 
 def fit_rows(blocks: list[Block], max_seq_len: int, generator: np.random.Generator) -> list[list[Block]]:
-    """Rows of blocks, at least ``TARGET_FILL_RATE`` full where the text allows it, the last row aside.
+    """Pack blocks into rows that, apart from the last, are ``TARGET_FILL_RATE`` full if the text allows it.
 
-    Documents give mostly blocks that are nearly as long as a row, which leaves gaps that no other block fits. So as few
-    blocks as it takes, drawn at random, are opened: each of their lines becomes a block of its own.
+    Most blocks are nearly as long as a row and leave gaps that no other block fits. Therefore a random share of the
+    blocks, the smallest share that suffices, is divided: each of their lines becomes a block of its own.
     """
     draws = generator.random(len(blocks))
     best: list[list[Block]] | None = None
@@ -94,13 +94,13 @@ def fit_rows(blocks: list[Block], max_seq_len: int, generator: np.random.Generat
 def pack_blocks(
     blocks: list[Block], max_seq_len: int, generator: np.random.Generator, dtype: type
 ) -> tuple[np.ndarray, int]:
-    """Pack ``blocks`` into rows, in an order that ``generator`` decides.
+    """Pack ``blocks`` into rows, shuffled by ``generator``.
 
-    Rows are shuffled, and so are the blocks within a row: packed by size, the short ones would only ever be seen at
-    late positions. A row less than half full is dropped: it has too few tokens to mask.
+    The blocks within a row are shuffled too; in the order of packing, short blocks would always come last. A row less
+    than half full is dropped, since it has too few tokens to mask.
 
     Returns:
-        (rows, N) ids, [PAD] only at the end of a row; the number of ids in the dropped rows.
+        (R, N) ids of R rows, with [PAD] only at the end of a row; the number of ids in the dropped rows.
     """
     fitted = fit_rows(blocks, max_seq_len, generator)
     filled = [sum(map(count_ids, row)) for row in fitted]

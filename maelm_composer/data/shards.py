@@ -1,7 +1,8 @@
-"""Documents -> MDS shards of full rows, as Ray tasks whose output does not depend on how many there are at a time.
+"""Converts documents to MDS shards of packed rows, in Ray tasks. The output does not depend on the number of workers.
 
-``remote``/parts/00000.json is the record of a finished task: it is written after the task's shards, so a task without
-one is done again. ``remote``/manifest.json is written after every record, so shards without one are unfinished.
+``remote``/parts/00000.json is the record of a finished task. The record is written after the task's shards, so a task
+without a record is repeated. ``remote``/manifest.json is written after all records, so shards without a manifest are
+incomplete.
 """
 
 import hashlib
@@ -27,21 +28,21 @@ from maelm_composer.recipe import hash_json, to_plain
 
 SPLITS = ('train', 'validation')
 HASH = 'sha1'
-MAX_TASK_CHARACTERS = 1 << 26  # a task also ends here: whole books as documents must not fill the memory
-FORMAT_VERSION = 3  # of what a task makes; raised when the same recipe would give other shards
+MAX_TASK_CHARACTERS = 1 << 26  # a task also ends here, since documents may be whole books
+FORMAT_VERSION = 3  # version of a task's output; to be raised when the same recipe gives other shards
 
 
 def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[Manifest, bool]:
     """Convert the documents of ``config`` into ``config.remote``/{train, validation, manifest.json}.
 
     Args:
-        num_workers: Ray tasks at a time; None: every core of this machine, or of the cluster at ``RAY_ADDRESS``.
+        num_workers: Ray tasks at a time; None: one per core of this machine, or of the cluster at ``RAY_ADDRESS``.
 
     Returns:
-        The manifest, and False where it was there already and nothing was done.
+        The manifest, and whether the shards were made now; False if they were complete before.
 
     Raises:
-        InputError: no tokenizer, unreadable sources, no text, shards of another recipe in the way.
+        InputError: there is no tokenizer or no text, a source is not readable, or ``remote`` holds other shards.
     """
     tokenizer, tokenizer_hash = load_tokenizer(config)
     sources = [describe_source(source) for source in config.sources]
@@ -87,7 +88,7 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
 
 
 def is_validation(document: str, fraction: float) -> bool:
-    """Whether ``document`` belongs to the validation split: a matter of its text alone."""
+    """Whether ``document`` belongs to the validation split, which depends on a hash of its text alone."""
     digest = hashlib.blake2b(document.encode(), digest_size=8, person=b'validation').digest()
     return int.from_bytes(digest, 'big') < fraction * 2**64
 
@@ -98,7 +99,7 @@ def convert_documents(
     """Write the shards of one task below the local ``folder``.
 
     Returns:
-        Its record: for each split the statistics, the count of every id and the index entries of its shards.
+        The task's record: for each split the statistics, the count of every id and the index entries of the shards.
     """
     from streaming import MDSWriter
     from tokenizers import Tokenizer
@@ -143,10 +144,10 @@ def convert_documents(
 def _convert(
     config: CorpusConfig, tokenizer_json: str, recipe_hash: str, num_workers: int | None
 ) -> tuple[list[dict], dict[str, np.ndarray]]:
-    """Do every task that has no record yet.
+    """Convert the documents of every task that has no record yet.
 
     Returns:
-        The records of all, in order; for each split the (V,) occurrences of every id, special tokens as 0.
+        The records of all tasks, in order; for each split the (V,) occurrences of every id, 0 for special tokens.
     """
     import ray
 
@@ -156,7 +157,7 @@ def _convert(
     counts = {split: np.zeros(config.tokenizer.vocab_size, np.int64) for split in SPLITS}
 
     def keep(task: int, record: dict) -> None:
-        for split in SPLITS:  # summed here: thousands of tasks times the vocabulary would fill the memory
+        for split in SPLITS:  # summed at once, since thousands of (V,) counts would fill the memory
             counts[split] += record[split].pop('id_counts')
         records[task] = record
 
@@ -185,7 +186,7 @@ def _convert(
                         keep(task, record)
                         continue
                 running[remote_task.remote(documents, shared, task, text_hash)] = task
-                # One more than the workers, so that reading goes on while they work; no more, to bound the memory.
+                # One task is queued beyond those running, so that no worker waits; more would fill the memory.
                 collect(at_most=at_a_time)
             collect(at_most=0)
     except ray.exceptions.RayTaskError as error:
@@ -204,7 +205,7 @@ def _convert(
 
 def _run_task(documents: list[str], shared: tuple[str, CorpusConfig, str], task: int, text_hash: str) -> dict[str, Any]:
     tokenizer_json, config, recipe_hash = shared
-    # Ray shares the cores out; the tokenizer's own threads would take them again.
+    # Ray already runs a task per core, so the tokenizer must not start threads.
     os.environ['TOKENIZERS_PARALLELISM'] = 'false'
     with tempfile.TemporaryDirectory() as scratch:
         record = convert_documents(documents, tokenizer_json, config, task, Path(scratch))

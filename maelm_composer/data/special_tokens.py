@@ -1,6 +1,6 @@
-"""Ids that every vocabulary shares: [CLS] 0, [PAD] 1, [SEP] 2, [UNK] 3, the pieces, and [MASK] as the last id.
+"""Ids of the special tokens in every vocabulary: [CLS] 0, [PAD] 1, [SEP] 2, [UNK] 3; [MASK] has the last id.
 
-The first four agree with what RoBERTa's and MPNet's classes expect of an exported model.
+The RoBERTa and MPNet classes of Transformers expect the first four in an exported model.
 """
 
 CLS_ID, PAD_ID, SEP_ID, UNK_ID = 0, 1, 2, 3

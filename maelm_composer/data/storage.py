@@ -1,7 +1,7 @@
-"""Whole files in a local folder or under ``s3://bucket/prefix``, with the same verbs for both.
+"""Reads and writes whole files in a local folder or under ``s3://bucket/prefix``, with the same functions.
 
-A file is there completely or not at all: local files are written under a temporary name and renamed, an object is one
-``put``. The S3 endpoint is ``S3_ENDPOINT_URL`` where that is set; credentials are found as every AWS tool finds them.
+Every write is atomic: a local file is written under a temporary name and renamed, an object is one ``put``. The S3
+endpoint is ``S3_ENDPOINT_URL`` if that is set; boto3 finds the credentials.
 """
 
 import contextlib
@@ -17,12 +17,16 @@ from maelm_composer.records import write_bytes
 
 
 def join(url: str, *names: str) -> str:
-    """``url``/``names``... for a folder and for s3:// alike."""
+    """Join a folder or s3:// address and names with slashes."""
     return '/'.join([url.rstrip('/') or '/', *names])
 
 
 def is_s3(url: str) -> bool:
-    """Whether ``url`` is an s3:// address; any other scheme is refused."""
+    """Whether ``url`` is an s3:// address.
+
+    Raises:
+        InputError: ``url`` has another scheme or names no bucket.
+    """
     scheme, separator, _ = url.partition('://')
     if separator and scheme != 's3':
         raise InputError(f'{url}: only a local folder or s3://bucket/prefix can be used')
@@ -32,10 +36,10 @@ def is_s3(url: str) -> bool:
 
 
 def read_file(url: str) -> bytes | None:
-    """The bytes at ``url``, or None where there is no such file.
+    """The bytes of the file at ``url``, or None if there is no such file.
 
     Raises:
-        InputError: a bucket that is not there, refused credentials, an endpoint that does not answer.
+        InputError: the bucket does not exist, the credentials are refused, or the endpoint does not answer.
     """
     if not is_s3(url):
         try:
@@ -53,14 +57,14 @@ def read_file(url: str) -> bytes | None:
                 return None
             try:
                 return body.read()
-            except (HTTPClientError, IncompleteReadError):  # cut off in its midst: botocore itself tries again no more
+            except (HTTPClientError, IncompleteReadError):  # botocore does not retry a connection lost in the body
                 left -= 1
                 if not left:
                     raise
 
 
 def write_file(url: str, content: bytes) -> None:
-    """Put ``content`` at ``url`` in one atomic step, over what was there. Raises as :func:`read_file`."""
+    """Write or overwrite the file at ``url`` in one atomic step. Raises as :func:`read_file`."""
     if is_s3(url):
         with _s3(url) as (client, bucket, key):
             client.put_object(Bucket=bucket, Key=key, Body=content)
@@ -69,7 +73,7 @@ def write_file(url: str, content: bytes) -> None:
 
 
 def list_names(url: str, recursive: bool = False) -> list[str]:
-    """Sorted names of the files directly under the folder ``url``, or of all below it; empty where there is none."""
+    """Sorted names of the files in the folder ``url``, or of all below it; empty if the folder does not exist."""
     if not is_s3(url):
         paths = Path(url).glob('**/*' if recursive else '*')
         return sorted(str(path.relative_to(url)) for path in paths if path.is_file())
@@ -80,13 +84,13 @@ def list_names(url: str, recursive: bool = False) -> list[str]:
 
 
 def write_folder(url: str, folder: Path) -> None:
-    """Copy the files directly in the local ``folder`` to ``url``."""
+    """Copy the files of the local ``folder`` to ``url``, without subfolders."""
     for path in sorted(folder.iterdir()):
         write_file(join(url, path.name), path.read_bytes())
 
 
 def upload(path: Path, url: str) -> None:
-    """Copy a local file to an s3:// address, a large one in parts. Raises as :func:`read_file`."""
+    """Copy a local file to an s3:// address, in parts if it is large. Raises as :func:`read_file`."""
     with _s3(url) as (client, bucket, key):
         client.upload_file(str(path), bucket, key)
 
@@ -99,7 +103,7 @@ def download(url: str, path: Path) -> None:
 
 
 def delete(url: str) -> None:
-    """Remove an object, if there is one. Raises as :func:`read_file`."""
+    """Delete an object, if it exists. Raises as :func:`read_file`."""
     with _s3(url) as (client, bucket, key):
         client.delete_object(Bucket=bucket, Key=key)
 
@@ -113,12 +117,12 @@ def _s3_client() -> Any:
     return boto3.session.Session().client('s3', endpoint_url=os.environ.get('S3_ENDPOINT_URL'), config=config)
 
 
-os.register_at_fork(after_in_child=_s3_client.cache_clear)  # no client can be used across a fork
+os.register_at_fork(after_in_child=_s3_client.cache_clear)  # a client must not be used across a fork
 
 
 @contextlib.contextmanager
 def _s3(url: str) -> Iterator[tuple[Any, str, str]]:
-    """The client, and the bucket and the key of ``url``; what goes wrong with them is an InputError."""
+    """Give the client, the bucket and the key of ``url``; errors of the body become InputError."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -133,5 +137,5 @@ def _s3(url: str) -> Iterator[tuple[Any, str, str]]:
             'SignatureDoesNotMatch': 'the secret key is wrong; check AWS_SECRET_ACCESS_KEY',
         }.get(error.response.get('Error', {}).get('Code', ''), str(error))
         raise InputError(f'{url}: {reason}') from None
-    except (BotoCoreError, Boto3Error, ValueError) as error:  # ValueError: an endpoint that is no URL
+    except (BotoCoreError, Boto3Error, ValueError) as error:  # ValueError: the endpoint is no URL
         raise InputError(f'{url}: {error}') from None

@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding: train it, save it for ``AutoTokenizer``, load it for making shards."""
+"""Trains a byte-level BPE tokenizer, saves it for ``AutoTokenizer``, and loads it for the conversion to shards."""
 
 import hashlib
 import json
@@ -24,10 +24,10 @@ def build_tokenizer(config: CorpusConfig) -> bool:
     """Train the tokenizer of ``config`` and save it under ``config.remote``/tokenizer.
 
     Returns:
-        False where the same recipe had already made it, and nothing was done.
+        Whether the tokenizer was trained now; False if the same recipe had made it before.
 
     Raises:
-        InputError: another recipe's tokenizer is there; a corpus that is empty or too small for the vocabulary.
+        InputError: the folder holds another recipe's tokenizer, or the text is too small for the vocabulary.
     """
     folder = storage.join(config.remote, 'tokenizer')
     recipe = hash_json(
@@ -47,13 +47,13 @@ def build_tokenizer(config: CorpusConfig) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         save_tokenizer(tokenizer, Path(scratch), config.max_seq_len)
         storage.write_folder(folder, Path(scratch))
-    # Last, so that an interrupted upload is not taken for a tokenizer.
+    # Written last, so that an interrupted upload is not mistaken for a tokenizer.
     storage.write_file(storage.join(folder, 'recipe.json'), json.dumps({'recipe_hash': recipe}).encode())
     return True
 
 
 def sample_documents(documents: Iterable[str], max_bytes: int) -> list[str]:
-    """An even sample of at most ``max_bytes`` of UTF-8, chosen by the documents' own hashes, in their order."""
+    """Sample documents of at most ``max_bytes`` in UTF-8, chosen by a hash of their text; their order is kept."""
     kept: list[tuple[int, str]] = []
     total, threshold = 0, 1 << 64
     for text in documents:
@@ -71,22 +71,22 @@ def sample_documents(documents: Iterable[str], max_bytes: int) -> list[str]:
 
 
 def train_tokenizer(documents: list[str], config: TokenizerConfig) -> Tokenizer:
-    """Learn ``config.vocab_size`` pieces, the five special tokens among them, from ``documents``.
+    """Learn ``config.vocab_size`` pieces, including the five special tokens, from ``documents``.
 
     Raises:
-        InputError: no documents, or too few for so many pieces.
+        InputError: there are no documents, or too few for that many pieces.
     """
     if not documents:
         raise InputError('the sources hold no text')
     tokenizer = Tokenizer(models.BPE(unk_token='[UNK]'))
-    # NFC loses nothing of what a reader sees; every byte has a piece, so [UNK] never arises.
+    # NFC changes nothing that a reader sees. Every byte has a piece, so [UNK] never occurs.
     steps = [normalizers.NFC(), *([normalizers.Lowercase()] if config.lowercase else [])]
     tokenizer.normalizer = normalizers.Sequence(steps)
     # With the prefix space, a word has the same pieces at the start of a line as within it.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size - 1,  # [MASK] is added behind them
+        vocab_size=config.vocab_size - 1,  # [MASK] is added as the last id
         min_frequency=2,
         special_tokens=LEADING_SPECIALS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -98,12 +98,12 @@ def train_tokenizer(documents: list[str], config: TokenizerConfig) -> Tokenizer:
             f'the text is too small for tokenizer.vocab_size {config.vocab_size}: it yields {learned} pieces; '
             'give more text or a smaller vocabulary'
         )
-    # Written into the model's own vocabulary, so that what counts its pieces counts [MASK] too.
+    # [MASK] goes into the model's own vocabulary, so that every count of the pieces includes it.
     state = json.loads(tokenizer.to_str())
     state['model']['vocab'][MASK] = config.vocab_size - 1
     tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.add_special_tokens([MASK])
-    # ByteLevel here only trims the leading space from a piece's offsets, as extractive question answering needs.
+    # This ByteLevel step only removes the leading space from a piece's offsets, for extractive question answering.
     template = processors.TemplateProcessing(
         single='[CLS] $A [SEP]',
         pair='[CLS] $A [SEP] [SEP] $B:0 [SEP]:0',
@@ -114,7 +114,7 @@ def train_tokenizer(documents: list[str], config: TokenizerConfig) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_seq_len: int) -> None:
-    """Write ``folder`` so that ``AutoTokenizer.from_pretrained(folder)`` loads it."""
+    """Save ``tokenizer`` so that ``AutoTokenizer.from_pretrained(folder)`` loads it."""
     from transformers import PreTrainedTokenizerFast
 
     wrapped = PreTrainedTokenizerFast(
@@ -128,22 +128,22 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_seq_len: int) -> None
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a Hugging Face ``tokenizer`` so that Transformers 4 and 5 load it."""
+    """Save a Hugging Face ``tokenizer`` so that Transformers 4 and 5 load it."""
     tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
     settings = json.loads(path.read_text(encoding='utf-8'))
-    if settings['tokenizer_class'] == 'TokenizersBackend':  # what 5 calls its class, and 4 does not know
+    if settings['tokenizer_class'] == 'TokenizersBackend':  # the class's name in Transformers 5, unknown to 4
         settings['tokenizer_class'] = 'PreTrainedTokenizerFast'
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
 def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
-    """The tokenizer under ``config.remote``, set to read raw text, and the SHA-256 (hex) of its file.
+    """Load the tokenizer under ``config.remote``; returns it and the SHA-256 (hex) of its file.
 
-    Text that spells a special token is tokenised as the ordinary text that it is.
+    It tokenises the spelling of a special token, such as "[MASK]", as ordinary text.
 
     Raises:
-        InputError: none is there, or its vocabulary, case or length differ from the recipe's.
+        InputError: there is no tokenizer, or its vocabulary, case or length differ from the recipe's.
     """
     folder = storage.join(config.remote, 'tokenizer')
     content = storage.read_file(storage.join(folder, 'tokenizer.json'))

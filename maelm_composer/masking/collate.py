@@ -26,7 +26,7 @@ from torch import Tensor
 
 from maelm_composer.config import DecoderAttention, EncoderMaskContent, MaskingConfig, PositionIds, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
-from maelm_composer.masking.draw import TOKEN_STREAM, count_masked, draw_bits, draw_masked_positions
+from maelm_composer.masking.draw import TOKEN_STREAM, count_masked, count_visible, draw_bits, draw_masked_positions
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -60,8 +60,7 @@ class MaskingCollator:
 
     def visible_length(self, length: int) -> int:
         """S of rows of N = ``length``: the [MASK]s that the encoder does not see are not there at all."""
-        fewest, _ = count_masked(self.masking, length)
-        return length - fewest + self._count_fed(fewest)
+        return count_visible(self.masking, length)
 
     def _count_fed(self, masked: Any) -> Any:
         """How many of ``masked`` positions the encoder sees (Sec. 4.3, δ)."""

@@ -42,6 +42,12 @@ def count_masked(masking: MaskingConfig, length: int) -> tuple[int, int]:
     return round(expected), round(expected)
 
 
+def count_visible(masking: MaskingConfig, length: int) -> int:
+    """S of a row of N = ``length`` tokens: the unmasked ones and the share δ of the masked ones (Sec. 4.3)."""
+    fewest, _ = count_masked(masking, length)
+    return length - fewest + round(masking.encoder_mask_fraction * fewest)
+
+
 def draw_masked_positions(
     is_maskable: NDArray[np.bool_],
     masking: MaskingConfig,

@@ -1,14 +1,12 @@
 """FLOPs, runs and bytes of a step, computed from its recipes alone. Imports no torch."""
 
-import math
 from dataclasses import dataclass, replace
 
-from maelm_composer.config import DecoderAttention, FinetuningConfig, ModelConfig, PretrainingConfig
+from maelm_composer.config import FinetuningConfig, ModelConfig, PretrainingConfig
 from maelm_composer.model.cost import count_forward_flops, count_parameters
 from maelm_composer.sweep.search import count_evaluations, count_runs, list_points
 from maelm_composer.tasks.catalogue import find_task
-from maelm_composer.training.plan import FORWARD_AND_BACKWARD
-from maelm_composer.training.scaling import count_visible
+from maelm_composer.training.plan import FORWARD_AND_BACKWARD, count_training_flops
 
 # Training rows, rows of all dev sets (official counts), and mean tokens per row with a vocabulary of 8,192.
 TASK_SIZES = {
@@ -37,17 +35,6 @@ class Cost:
     flops: float = 0.0
     runs: int = 1
     disk_bytes: float = 0.0
-
-
-def count_training_flops(config: PretrainingConfig) -> int:
-    """FLOPs of the whole run, as printed at its start."""
-    visible, masked = count_visible(config)
-    decoder = config.model.decoder
-    if decoder is not None and decoder.attention is DecoderAttention.causal_cross:
-        masked = config.model.max_seq_len  # this decoder predicts every token
-    per_row = FORWARD_AND_BACKWARD * sum(count_forward_flops(config.model, visible, masked).values())
-    batch = config.training.global_train_batch_size
-    return per_row * math.ceil(config.training.max_samples / batch) * batch
 
 
 def cost_pretraining(config: PretrainingConfig, num_checkpoints: int) -> Cost:

@@ -17,7 +17,7 @@ from maelm_composer.data.shards import build_shards
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.lock import hold
+from maelm_composer.lock import lock_folder
 from maelm_composer.precision import choose_in
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.report import report
@@ -38,7 +38,7 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact]) -> Path:
     Raises:
         InputError: another process works in the same folder, or a step raises it.
     """
-    with hold(suite.work, 'benchmark suite'):
+    with lock_folder(suite.work, 'benchmark suite'):
         suite = settle_precision(suite)
         for step in list_steps(suite, artefacts):
             make(suite, step)

@@ -1,4 +1,4 @@
-"""What happens around a batch, one idea per class."""
+"""Composer callbacks: seeding, clipping, timing, logging and the check for divergence."""
 
 import csv
 import math
@@ -19,17 +19,16 @@ from maelm_composer.records import write_text
 from maelm_composer.training.run_folder import RunFolder
 
 METRICS = 'metrics.csv'
-TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # all others are the same in a resumed run
+TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # a resumed run repeats all others exactly
 EVAL_COLUMNS = ('eval_loss', 'eval_perplexity', 'eval_accuracy')
 COLUMNS = ('samples', 'batch', 'train_loss', 'learning_rate', 'gradient_norm', *TIMED_COLUMNS, *EVAL_COLUMNS)
-UNTIMED_BATCHES = 3  # at a process's start: compilation, allocation and loader start
+UNTIMED_BATCHES = 3  # of each process: they include compilation, allocation and the start of the loaders
 
 
 class BatchSeed(Callback):
-    """Make dropout a function of (seed, batch, rank), so that a resumed run draws what an uninterrupted one does.
+    """Seed torch with (seed, batch, rank) before every batch, so that a resumed run draws the same dropout masks.
 
-    Composer 0.32.1 restores the generators' states only where it spins the loader forward itself, which it never
-    does for a StreamingDataset.
+    Composer 0.32.1 does not restore the states of the generators for a StreamingDataset.
     """
 
     def __init__(self, seed: int) -> None:
@@ -41,9 +40,9 @@ class BatchSeed(Callback):
 
 
 class GradientClipping(Callback):
-    """Scale the gradient down to a global L2 norm of at most ``max_norm``; 0 only measures it.
+    """Scale the gradient to a global L2 norm of at most ``max_norm``; with 0 the norm is only measured.
 
-    Composer's own algorithm clips the same, sharded or not, but does not tell the norm.
+    Composer's own clipping does not report the norm.
     """
 
     def __init__(self, max_norm: float) -> None:
@@ -59,29 +58,33 @@ class GradientClipping(Callback):
 
 
 class DivergenceStop(Callback):
-    """End the run at the first loss or gradient that is not finite, before it is saved."""
+    """End the run at the first loss or gradient norm that is not finite, before a checkpoint is saved.
+
+    Raises:
+        InputError: the loss or the gradient norm is infinite or NaN.
+    """
 
     def __init__(self, clipping: GradientClipping) -> None:
         self.clipping = clipping
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        # Composer has just read the loss from the device: nothing is waited for here.
+        # Composer has just copied the loss to the host, so reading the norm does not delay the device.
         at = state.timestamp
         values = {'loss': state.total_loss_dict['loss/train/total'], 'gradient norm': self.clipping.norm.item()}
         for name, value in values.items():
             if not math.isfinite(value):
                 raise InputError(
                     f'{name} is {value} at batch {at.batch.value}, {at.sample.value} samples: '
-                    'the run stops; checkpoints before it are whole. A lower optimizer.learning_rate or '
+                    'the run stops; the checkpoints before are complete. A lower optimizer.learning_rate or '
                     'optimizer.clip_norm, or training.precision=fp32, may help'
                 )
 
 
 class TrainingClock(Callback):
-    """Seconds of training: waiting for data, forward, backward and step; no evaluation, checkpoint or compilation.
+    """Counts the seconds of data loading, forward pass, backward pass and optimizer step.
 
-    The first batches of a process are charged at the speed of the first batch after them. The count is saved in every
-    checkpoint, so that it goes on where it stood.
+    Validation, checkpoints and compilation are not counted: each of the first batches of a process counts as much as
+    the first batch after them. Checkpoints hold the count, so a resumed run continues it.
     """
 
     def __init__(self, tokens_per_batch: int, seconds: float = 0.0) -> None:
@@ -112,9 +115,9 @@ class TrainingClock(Callback):
 
 
 class MetricsLog(Callback):
-    """One CSV row a batch, on disk before the batch's checkpoint is.
+    """Writes a row of metrics.csv per batch, before the checkpoint of that batch.
 
-    On resumption the rows after the checkpoint are dropped, so that the file ends as an uninterrupted run's does.
+    A resumed run first drops the rows after its checkpoint, so that no batch has two rows.
     """
 
     def __init__(self, folder: RunFolder, clock: TrainingClock, clipping: GradientClipping) -> None:
@@ -160,7 +163,7 @@ class MetricsLog(Callback):
 
 
 class Report(Callback):
-    """One line once the speed is known, and one for each evaluation; where the model is compiled, two about that."""
+    """Prints the speed and the expected duration after ten batches, every validation, and the time of compilation."""
 
     def __init__(self, say: Callable[[str], None], clock: TrainingClock, log: MetricsLog, compiles: bool) -> None:
         self.say, self.clock, self.log, self.compiles = say, clock, log, compiles
@@ -168,7 +171,7 @@ class Report(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         self.start = time.monotonic()
         if self.compiles:
-            self.say('compiling the model in the first step; with no compiled code of it at hand that takes minutes')
+            self.say('compiling the model in the first step: minutes, unless a cache holds the compiled code')
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self.compiles:
@@ -181,7 +184,7 @@ class Report(Callback):
             left = max(0, state.max_duration.value - at.sample.value)  # type: ignore[union-attr]
             hours = left / (at.sample.value / at.batch.value) * seconds / 3600
             self.say(
-                f'measured {self.clock.tokens_per_batch / seconds:,.0f} tokens/s: {left:,} samples to go take '
+                f'measured {self.clock.tokens_per_batch / seconds:,.0f} tokens/s: {left:,} samples left take '
                 f'{hours:.2f} hours, {hours * dist.get_world_size():.2f} device-hours'
             )
 
@@ -194,11 +197,11 @@ class Report(Callback):
 
 
 def parse_metrics(text: str) -> list[dict[str, str]]:
-    """The whole rows of a metrics.csv; a line that a kill cut short is left out."""
+    """The complete rows of a metrics.csv; a last line that a kill truncated is dropped."""
     return list(csv.DictReader(text[: text.rfind('\n') + 1].splitlines()))
 
 
 def find_last_eval(rows: list[dict[str, str]]) -> dict[str, float]:
-    """The results of the last evaluation in a metrics.csv; empty before the first."""
+    """The validation columns of the last validated row; empty before the first validation."""
     evaluated = [row for row in rows if row['eval_loss']]
     return {name: float(row[name]) for row in evaluated[-1:] for name in EVAL_COLUMNS}

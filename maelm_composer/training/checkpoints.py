@@ -1,32 +1,26 @@
-"""Saving and finding checkpoints so that a kill at any moment costs only the batches since the last one.
+"""Writes checkpoints such that a kill at any moment loses only the batches since the last one.
 
-Composer 0.32.1 writes a checkpoint straight to its final name and removes the "latest" link before it makes the new
-one, so a kill in between leaves half a file or no link; here a checkpoint is staged, then renamed, then linked.
+Composer 0.32.1 writes a checkpoint under its final name and removes the "latest" link before it makes the new one, so a
+kill leaves a truncated file or no link. Here a checkpoint is written to a temporary folder, which is renamed and then
+linked.
 """
 
 import contextlib
 import copyreg
-import ctypes
-import json
 import os
 import pickle
 import shutil
 import signal
-import sys
-import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 from composer.utils.checkpoint import save_checkpoint
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import nn
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -34,62 +28,40 @@ from maelm_composer.config import TrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.records import give_usual_mode, write_json
 from maelm_composer.training.callbacks import METRICS, TrainingClock
-from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder, refusing_together
+from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder
+from maelm_composer.training.signals import StopSignals
 
 WEIGHTS = 'model.safetensors'
-METADATA = '.metadata'  # torch's name: where in the shards each tensor lies
+STATE, SHARDED_STATE = 'state.pt', 'state'  # the second holds FSDP2's shards
+METADATA = '.metadata'  # torch's file about the tensors in the shards
 PROGRESS = 'progress.json'
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-ANOTHER = 'name an older checkpoint in `latest`, or choose another run_name'
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Checkpoints(Callback):
-    """Saves at the first batch at or after every interval, at the end, and when told to stop."""
+class CheckpointSaver(Callback):
+    """Saves at the first batch at or after every interval, at the end, and on a stop signal."""
 
     def __init__(self, folder: RunFolder, clock: TrainingClock, training: TrainingConfig) -> None:
         self.folder, self.clock = folder, clock
         self.interval_samples, self.keep = training.checkpoint_interval_samples, training.checkpoints_to_keep
-        self._signal = 0
-        self._handlers: dict[int, Any] = {}
+        self.signals = StopSignals()
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        for number in STOP_SIGNALS:
-            self._handlers[number] = signal.signal(number, self._note)
+        self.signals.install()
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         samples = state.timestamp.sample.value
         is_last = samples >= state.max_duration.value  # type: ignore[union-attr]
-        stop = self._agree_on_signal(state)
+        stop = self.signals.agree(state.device)
         if stop or is_due(state, self.interval_samples):
             self._save(state)
         if stop and not is_last:
             if dist.get_global_rank() == 0:
                 name = signal.Signals(stop).name
-                print(f'{name}: saved at {samples:,} samples; the same command goes on from there', flush=True)
+                print(f'{name}: saved at {samples:,} samples; the same command resumes the run', flush=True)
             raise SystemExit(128 + stop)
 
     def close(self, state: State, logger: Logger) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
-
-    def _note(self, number: int, frame: Any) -> None:
-        """Leave the batch in hand whole; Ctrl-C once more ends the process at once.
-
-        SIGTERM may come twice for one: to the whole process group, and from the launcher, which is in it.
-        """
-        self._signal = number
-        if number == signal.SIGINT:
-            signal.signal(number, self._handlers[number])
-
-    def _agree_on_signal(self, state: State) -> int:
-        """A signal reaches the ranks at different batches; all act on it at the same one."""
-        if dist.get_world_size() == 1:
-            return self._signal
-        told = state.device.tensor_to_device(torch.tensor([self._signal]))
-        dist.all_reduce(told, reduce_operation='MAX')
-        return int(told.item())
+        self.signals.restore()
 
     def _save(self, state: State) -> None:
         staged = self.folder.local / '.saving'
@@ -104,26 +76,26 @@ class Checkpoints(Callback):
             shutil.rmtree(staged, ignore_errors=True)
             before = self.folder.latest()
             raise InputError(
-                f'checkpoint {name} could not be written to {self.folder.local}: {_reason(error)}; '
-                + (f'the one before it ({before}) is whole' if before else 'there is none before it')
+                f'checkpoint {name} could not be written to {self.folder.local}: {describe_cause(error)}; '
+                + (f'the previous checkpoint ({before}) is complete' if before else 'there is no previous one')
             ) from error
         self.folder.publish(staged, name, with_file=METRICS)
         if dist.get_global_rank() == 0 and self.keep > 0:
-            # Later ones than this were never whole, or a kill came before they were named the latest.
-            whole = [there for there in self.folder.checkpoints() if there <= name]
-            for outdated in whole[: -self.keep]:
+            # A later one than this is incomplete, or the run was killed before `latest` named it.
+            complete = [other for other in self.folder.checkpoints() if other <= name]
+            for outdated in complete[: -self.keep]:
                 self.folder.remove(outdated)
 
     def _stage(self, state: State, staged: Path) -> None:
-        """Composer's state, the weights alone for whoever only wants those, and where the run stood."""
-        save_checkpoint(state, str(staged / 'state.pt'), ignore_keys=drop_what_differs)
-        dist.barrier()  # every rank has found its own shard where Composer looks for it
+        """Write Composer's state, the weights alone (for fine-tuning and analysis) and the progress into ``staged``."""
+        save_checkpoint(state, str(staged / STATE), ignore_keys=drop_unportable)
+        dist.barrier()  # every rank has written its own shard
         if dist.get_local_rank() == 0:
             for shards in staged.glob('ep*-ba*'):
-                with contextlib.suppress(FileNotFoundError):  # another node on the same disk was faster
-                    shards.rename(staged / 'state')
-        if dist.get_global_rank() == 0 and (metadata := staged / 'state' / METADATA).exists():
-            write_portably(metadata)
+                with contextlib.suppress(FileNotFoundError):  # another node on the same disk has renamed it
+                    shards.rename(staged / SHARDED_STATE)
+        if dist.get_global_rank() == 0 and (metadata := staged / SHARDED_STATE / METADATA).exists():
+            make_portable(metadata)
         weights: dict[str, Any] = get_model_state_dict(
             state.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
         )
@@ -146,31 +118,15 @@ class _PortablePickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is not TensorProperties:
             return NotImplemented
-        # The five that torch 2.7 takes, and every later one too; 2.15 adds the strides, of which nothing is read.
+        # torch 2.7 and every later version read these five values; 2.15 writes the strides too, but never reads them.
         return copyreg.__newobj__, (TensorProperties,), thing.__getstate__()[:5]  # type: ignore[attr-defined]
 
 
-def write_portably(metadata: Path) -> None:
-    """Write the metadata of a sharded checkpoint anew, such that other versions of torch can read them."""
+def make_portable(metadata: Path) -> None:
+    """Rewrite the metadata file of a sharded checkpoint so that every tested version of torch can read it."""
     content = pickle.loads(metadata.read_bytes())  # written by this process
     with metadata.open('wb') as file:
         _PortablePickler(file).dump(content)
-
-
-def _reason(error: BaseException) -> str:
-    """torch.save on a full disk raises what its writer stumbled over; the operating system's word lies beneath."""
-    beneath: BaseException | None = error
-    while beneath is not None:
-        if isinstance(beneath, OSError) and beneath.strerror:
-            return beneath.strerror
-        beneath = beneath.__cause__ or beneath.__context__
-    return ' '.join(str(error).split())
-
-
-def follow_launcher() -> None:
-    """A launcher that is killed cannot tell its ranks: have the kernel send this one a SIGTERM then."""
-    if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def is_due(state: State, interval_samples: int) -> bool:
@@ -180,70 +136,18 @@ def is_due(state: State, interval_samples: int) -> bool:
     return is_last or samples // interval_samples > before // interval_samples
 
 
-def drop_what_differs(checkpoint: dict[str, Any]) -> None:
-    """A checkpoint does not depend on what may differ from one start to the next: loggers, torch."""
+def drop_unportable(checkpoint: dict[str, Any]) -> None:
+    """Remove entries that depend on the loggers or on the version of torch, which may change between two starts."""
     checkpoint['state'].pop('callbacks', None)
     for schedule in checkpoint['state'].get('schedulers', {}).values():
-        schedule.pop('_is_initial', None)  # torch 2.7 has not got it, and it is False once a schedule is there
+        schedule.pop('_is_initial', None)  # torch 2.7 lacks it; it is always False once the schedule exists
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a run can go on from."""
-
-    state: Path  # what the Trainer loads
-    samples: int
-    training_seconds: float
-
-
-def find_checkpoint(folder: RunFolder, model: nn.Module, is_sharded: bool) -> Checkpoint | None:
-    """The newest whole checkpoint, or None. Called by every rank.
-
-    Raises:
-        InputError: it holds other weights than this model's, or was written under another kind of sharding.
-    """
-    with refusing_together():
-        names = [folder.latest() if dist.get_global_rank() == 0 else None]
-    dist.broadcast_object_list(names, src=0)
-    if names[0] is None:
-        return None
-    checkpoint = folder.fetch(names[0])
-    with refusing_together():  # a node may not see the disk of the others
-        _assert_fits(checkpoint / WEIGHTS, model)
-        state = checkpoint / ('state' if is_sharded else 'state.pt')
-        if not state.exists():
-            raise InputError(
-                f'{checkpoint} was written with training.sharding '
-                f'{"ddp" if is_sharded else "shard_grad_op or full_shard"}: go on with it, or choose another run_name'
-            )
-        if state.is_file() and not zipfile.is_zipfile(state):
-            raise InputError(f'{state} is damaged: {ANOTHER}')
-        if state.is_dir():
-            _assert_readable(state)
-        progress = json.loads((checkpoint / PROGRESS).read_text(encoding='utf-8'))
-    return Checkpoint(state, progress['samples'], progress['training_seconds'])
-
-
-def _assert_readable(shards: Path) -> None:
-    try:
-        FileSystemReader(shards).read_metadata()
-    except Exception as error:  # unpickling raises whatever the other torch's classes make of it
-        raise InputError(
-            f'{shards} is damaged, or written by a torch whose checkpoints torch {torch.__version__} cannot read '
-            f'({_reason(error) or type(error).__name__}): go on with that torch, or {ANOTHER}'
-        ) from None
-
-
-def _assert_fits(weights: Path, model: nn.Module) -> None:
-    try:
-        with safe_open(weights, 'pt') as file:
-            saved = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a dict
-    except SafetensorError as error:
-        raise InputError(f'{weights} is damaged ({error}): {ANOTHER}') from None
-    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    for key in sorted(saved.keys() | wanted.keys()):
-        if saved.get(key) != wanted.get(key):
-            raise InputError(
-                f'{weights.parent} does not fit the recipe: {key} is {saved.get(key, "not there")} in the checkpoint, '
-                f'{wanted.get(key, "not there")} in the model'
-            )
+def describe_cause(error: BaseException) -> str:
+    """The operating system's message if an OSError caused ``error``, as in torch.save on a full disk."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return ' '.join(str(error).split())

@@ -1,8 +1,5 @@
-"""Rows to batches, in worker processes that leave stop signals to the trainer."""
+"""Data loaders for training and validation."""
 
-import os
-import signal
-import threading
 from typing import Any
 
 import torch
@@ -18,8 +15,9 @@ from maelm_composer.data.manifest import Manifest
 from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator
 from maelm_composer.training.adapter import count_predicted
-from maelm_composer.training.checkpoints import STOP_SIGNALS, is_due
+from maelm_composer.training.checkpoints import is_due
 from maelm_composer.training.plan import Plan
+from maelm_composer.training.signals import ignore_stop_signals
 
 
 def build_train_loader(
@@ -33,10 +31,14 @@ def build_train_loader(
 
 
 def build_evaluator(config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator, plan: Plan) -> Evaluator:
-    """The first ``eval_rows`` validation rows, each once, with the same masks at every evaluation."""
+    """Evaluate the first ``eval_rows`` validation rows, each once, with the same masks every time.
+
+    Raises:
+        InputError: there are fewer validation rows than ranks.
+    """
     dataset = PretrainingRows(config.data, manifest, 'validation', batch_size=plan.microbatch_size, seed=config.seed)
     rows = min(config.training.eval_rows, manifest.splits['validation'].rows)
-    rows -= rows % plan.world_size  # a row that only some ranks have would be counted twice
+    rows -= rows % plan.world_size  # every rank gets as many rows; a padded sampler would repeat some
     if rows == 0:
         raise InputError(f'{config.data.remote} holds no validation rows for {plan.world_size} ranks')
     subset, interval = Subset(dataset, range(rows)), config.training.eval_interval_samples
@@ -49,7 +51,7 @@ def build_evaluator(config: PretrainingConfig, manifest: Manifest, collator: Mas
     return Evaluator(
         label='eval',
         dataloader=DataSpec(loader, get_num_tokens_in_batch=count_predicted),
-        # At the last batch too, while its row of the log is still open.
+        # Validation at the last batch too, before its row of metrics.csv is written.
         eval_interval=lambda state, event: event is Event.BATCH_END and is_due(state, interval),
     )
 
@@ -62,18 +64,6 @@ def _loader_settings(config: PretrainingConfig, collator: MaskingCollator) -> di
         'prefetch_factor': 4 if num_workers else None,
         'persistent_workers': num_workers > 0,
         'pin_memory': torch.cuda.is_available(),
-        'worker_init_fn': _outlive_stop_signals,
+        'worker_init_fn': ignore_stop_signals,
         'generator': torch.Generator(),
     }
-
-
-def _outlive_stop_signals(worker: int) -> None:
-    """A SIGTERM to the whole process group must not take the batch in hand from the trainer, which ends its workers."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():
-        pass
-    os._exit(0)

@@ -10,9 +10,9 @@ from maelm_composer.config import OptimizerConfig, TrainingConfig
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
-    """torch's AdamW: the decay is decoupled from the gradient and scaled by the learning rate.
+    """torch's AdamW, whose weight decay is decoupled from the gradient and multiplied by the learning rate.
 
-    # PAPER-SILENT: which parameters decay. All, biases and LayerNorms too, as in the authors' code.
+    # PAPER-SILENT: which parameters decay. All do, with biases and LayerNorms, as in the authors' code.
     """
     return AdamW(
         parameters,
@@ -25,13 +25,13 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
 
 
 def build_schedule(optimizer: AdamW, config: OptimizerConfig, training: TrainingConfig) -> LambdaLR:
-    """Step it once a batch."""
+    """The learning rate as a function of the optimizer step; step the schedule once per batch."""
     factor = linear_warmup_and_decay(config.warmup_samples, training.max_samples)
     return LambdaLR(optimizer, lambda step: factor(step * training.global_train_batch_size))
 
 
 def linear_warmup_and_decay(warmup_samples: int, max_samples: int) -> Callable[[int], float]:
-    """Samples seen -> share of the peak learning rate: from 0 up to 1 at ``warmup_samples``, down to 0 at the end."""
+    """A function from samples to the share of the peak learning rate: 0 to 1 at ``warmup_samples``, to 0 at the end."""
 
     def factor(samples: int) -> float:
         if samples < warmup_samples:

@@ -1,23 +1,24 @@
-"""What a run will do, as text: pure arithmetic, no torch."""
+"""The size and cost of a pretraining run, computed from its recipe without torch."""
 
 import math
 from dataclasses import dataclass
 
-from maelm_composer.config import PretrainingConfig
+from maelm_composer.config import DecoderAttention, PretrainingConfig
+from maelm_composer.data.manifest import Manifest
 from maelm_composer.errors import InputError
+from maelm_composer.masking.draw import count_masked, count_visible
+from maelm_composer.model.cost import count_forward_flops, count_parameters
 
-FORWARD_AND_BACKWARD = 3  # times the forward pass's operations
+FORWARD_AND_BACKWARD = 3  # FLOPs of a training step / FLOPs of its forward pass
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers that the start screen shows and the Trainer is built from."""
+    """A recipe on ``world_size`` ranks with a training split of ``rows_per_epoch`` rows."""
 
     config: PretrainingConfig
     world_size: int
     rows_per_epoch: int
-    parameters: dict[str, int]
-    forward_flops: int  # of one row
 
     @property
     def global_batch_size(self) -> int:
@@ -42,39 +43,44 @@ class Plan:
     def tokens_per_batch(self) -> int:
         return self.global_batch_size * self.config.model.max_seq_len
 
-    @property
-    def flops(self) -> int:
-        return FORWARD_AND_BACKWARD * self.forward_flops * self.global_batch_size * self.batches
-
-    def check(self) -> None:
-        """Raise InputError where the batch does not come out even."""
+    def check(self, manifest: Manifest) -> None:
+        """Raise InputError if the recipe does not fit the shards or the number of ranks."""
+        remote = self.config.data.remote
+        for key in ('vocab_size', 'max_seq_len'):
+            ours, theirs = getattr(self.config.model, key), getattr(manifest, key)
+            if ours != theirs:
+                raise InputError(f'model.{key} is {ours}, but the shards in {remote} were made with {theirs}')
         if self.global_batch_size % self.world_size:
             raise InputError(
                 f'training.global_train_batch_size {self.global_batch_size} is not divisible by {self.world_size} ranks'
             )
         if self.rows_per_epoch < self.global_batch_size:
             raise InputError(
-                f'{self.config.data.remote} holds {self.rows_per_epoch} training rows, fewer than one '
+                f'{remote} holds {self.rows_per_epoch} training rows, fewer than one '
                 f'training.global_train_batch_size of {self.global_batch_size}'
             )
 
     def describe(self, data: str, device: str, precision: str, attention: dict[str, str]) -> list[tuple[str, str]]:
-        """Lines of the start screen."""
+        """The start screen's lines, as pairs of a name and a text."""
         training, optimizer = self.config.training, self.config.optimizer
         samples = self.batches * self.global_batch_size
-        total = sum(self.parameters.values())
-        parts = ', '.join(f'{name} {count:,}' for name, count in self.parameters.items())
+        parameters = count_parameters(self.config.model)
+        parts = ', '.join(f'{name} {count:,}' for name, count in parameters.items())
         accumulation = math.ceil(self.device_batch_size / self.microbatch_size)
         batches_per_epoch = self.rows_per_epoch // self.global_batch_size
-        keep = 'all kept' if training.checkpoints_to_keep < 0 else f'newest {training.checkpoints_to_keep} kept'
+        keep = (
+            'all are kept'
+            if training.checkpoints_to_keep < 0
+            else f'the newest {training.checkpoints_to_keep} are kept'
+        )
         return [
-            ('parameters', f'{total:,} ({parts})'),
+            ('parameters', f'{sum(parameters.values()):,} ({parts})'),
             ('data', data),
             ('epoch', f'{self.rows_per_epoch:,} rows = {batches_per_epoch:,} batches'),
             (
                 'run',
                 f'{samples:,} samples = {self.batches:,} batches = {self.batches / batches_per_epoch:.2f} epochs = '
-                f'{samples * self.config.model.max_seq_len:,} tokens = {self.flops:.2e} FLOPs',
+                f'{samples * self.config.model.max_seq_len:,} tokens = {count_training_flops(self.config):.2e} FLOPs',
             ),
             (
                 'batch',
@@ -95,3 +101,18 @@ class Plan:
             ('attention', ', '.join(f'{stack} {backend}' for stack, backend in attention.items())),
             ('saved in', self.config.save_folder),
         ]
+
+
+def count_positions(config: PretrainingConfig) -> tuple[int, int]:
+    """S and M of a row as the collator makes them: tokens in the encoder, positions that the head predicts."""
+    masking, length, decoder = config.masking, config.model.max_seq_len, config.model.decoder
+    if decoder is not None and decoder.attention is DecoderAttention.causal_cross:  # predicts every token
+        return count_visible(masking, length), length
+    return count_visible(masking, length), count_masked(masking, length)[1]
+
+
+def count_training_flops(config: PretrainingConfig) -> int:
+    """FLOPs of all optimizer steps of a run; validation is left out."""
+    per_row = FORWARD_AND_BACKWARD * sum(count_forward_flops(config.model, *count_positions(config)).values())
+    batch = config.training.global_train_batch_size
+    return per_row * math.ceil(config.training.max_samples / batch) * batch

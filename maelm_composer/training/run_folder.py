@@ -1,16 +1,14 @@
-"""Where a run's files lie: a local folder, or an object store with a local working copy.
+"""The folder of a run: a local folder, or an object store with a local working copy.
 
 ::
 
     recipe.yaml  record.json  metrics.csv  tokenizer/
-    latest                      -> the newest whole checkpoint (a link; in an object store a text object)
+    latest                      -> the newest complete checkpoint (a link; in an object store a text object)
     samples-000051200/          model.safetensors  progress.json  state.pt (or state/, one shard a rank)
 """
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from composer.utils import dist
@@ -18,16 +16,17 @@ from composer.utils import dist
 from maelm_composer.data.storage import delete, download, is_s3, join, list_names, read_file, upload, write_file
 from maelm_composer.errors import InputError
 from maelm_composer.records import write_text
+from maelm_composer.training.ranks import raise_on_all_ranks
 
 LATEST = 'latest'
 CHECKPOINT_PREFIX = 'samples-'
 
 
 class RunFolder:
-    """Reads, writes and publishes by name, relative to ``save_folder``.
+    """Reads and writes files, and publishes checkpoints, by their names relative to ``save_folder``.
 
-    Raises:
-        InputError: the object store cannot be reached or refuses; told before training by :meth:`assert_writable`.
+    Every method raises InputError where the object store cannot be reached or denies access;
+    :meth:`assert_writable` finds that out before training.
     """
 
     def __init__(self, save_folder: str, run_name: str) -> None:
@@ -36,36 +35,36 @@ class RunFolder:
         self.local = Path(f'runs/{run_name}' if self.is_remote else self.uri).absolute()
 
     def assert_writable(self) -> None:
-        """Write something and read it back; a working copy must not lie over a run of its own."""
+        """Write a file and read it back; refuse a working copy in the folder of a local run."""
         self.local.mkdir(parents=True, exist_ok=True)
         if self.is_remote and (self.local / LATEST).is_symlink():
             raise InputError(
-                f'{self.local} holds a local run, and {self.uri} needs that place for its working copy: '
-                'choose another run_name, or move it'
+                f'{self.local} holds a local run, where the working copy of {self.uri} would be: '
+                'choose another run_name, or move the local run'
             )
         self.write('.probe', 'probe\n')
         if self.read('.probe') is None:
-            raise InputError(f'{self.uri} takes a file and does not give it back: check its credentials')
+            raise InputError(f'{self.uri} accepts a file but does not return it: check its credentials')
         self.remove('.probe')
 
     def read(self, name: str) -> str | None:
-        """The text of a file, or None where there is none."""
+        """The text of a file, or None if it does not exist."""
         content = read_file(join(self.uri, name))
         return None if content is None else content.decode()
 
     def write(self, name: str, text: str) -> None:
-        """A reader sees the old text or the new one."""
+        """Write a file in one atomic step."""
         write_text(self.local / name, text)
         if self.is_remote:
             write_file(join(self.uri, name), text.encode())
 
     def upload(self, name: str) -> None:
-        """Bring a file of the working copy to the object store, if there is one."""
+        """Copy a file of the working copy to the object store, if there is one."""
         if self.is_remote:
             upload(self.local / name, join(self.uri, name))
 
     def remove(self, name: str) -> None:
-        """A file, or a folder and what is in it."""
+        """Delete a file, or a folder with its files."""
         path = self.local / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -77,7 +76,7 @@ class RunFolder:
                 delete(target)
 
     def checkpoints(self) -> list[str]:
-        """Names of the checkpoints, oldest first; in an object store one may still be half uploaded."""
+        """Names of the checkpoints, oldest first; in an object store one may be incompletely uploaded."""
         if self.is_remote:
             names = {name.split('/')[0] for name in list_names(self.uri, recursive=True)}
         else:
@@ -85,32 +84,34 @@ class RunFolder:
         return sorted(name for name in names if name.startswith(CHECKPOINT_PREFIX))
 
     def latest(self) -> str | None:
-        """Name of the newest whole checkpoint."""
+        """Name of the newest complete checkpoint."""
         if self.is_remote:
             return self.read(LATEST)
         link = self.local / LATEST
         return os.readlink(link) if link.is_symlink() else None
 
     def publish(self, staged: Path, name: str, with_file: str) -> None:
-        """Name a checkpoint once every byte of it is there; a kill before then leaves the one before.
+        """Move a complete checkpoint to ``name`` and point ``latest`` to it. Called by every rank.
 
-        Called by every rank. Nodes need not share a disk where there is an object store; without one they must.
+        A kill before the last step leaves ``latest`` at the previous checkpoint. Without an object store all nodes must
+        share the disk.
 
         Args:
-            with_file: of the working copy, brought to an object store before.
+            staged: folder that holds the checkpoint's files.
+            with_file: file of the working copy that is uploaded before the checkpoint.
         """
-        with refusing_together():
+        with raise_on_all_ranks():
             if dist.get_global_rank() == 0:
                 self.upload(with_file)
             if self.is_remote and dist.get_local_rank() == 0:
                 for file in list_names(str(staged), recursive=True):
                     upload(staged / file, join(self.uri, name, file))
-        with refusing_together():
+        with raise_on_all_ranks():
             if dist.get_global_rank() == 0:
                 if self.is_remote:
                     self.write(LATEST, name)
                 else:
-                    if (self.local / name).exists():  # of a run that was killed before the next two lines
+                    if (self.local / name).exists():  # left by a run that was killed before the link was set
                         shutil.rmtree(self.local / name)
                     staged.rename(self.local / name)
                     link = self.local / f'.{LATEST}'
@@ -121,9 +122,9 @@ class RunFolder:
             shutil.rmtree(staged, ignore_errors=True)
 
     def fetch(self, name: str) -> Path:
-        """A checkpoint as a local folder, on every node. Called by every rank."""
+        """Return a checkpoint's local folder, downloaded to every node if need be. Called by every rank."""
         folder = self.local / name
-        with refusing_together():
+        with raise_on_all_ranks():
             if self.is_remote and dist.get_local_rank() == 0:
                 url = join(self.uri, name)
                 for file in list_names(url, recursive=True):
@@ -131,23 +132,7 @@ class RunFolder:
         return folder
 
     def forget(self, name: str) -> None:
-        """Delete what :meth:`fetch` downloaded."""
+        """Delete the files that :meth:`fetch` downloaded. Called by every rank."""
         dist.barrier()
         if self.is_remote and dist.get_local_rank() == 0:
             shutil.rmtree(self.local / name)
-
-
-@contextlib.contextmanager
-def refusing_together() -> Iterator[None]:
-    """What one rank refuses in the body, all refuse at its end, which they reach together.
-
-    The launcher ends only the ranks of its own node; the others would wait for what was refused. Called by every rank.
-    """
-    refusal = None
-    try:
-        yield
-    except (InputError, OSError) as error:
-        refusal = str(error)
-    for reason in dist.all_gather_object(refusal):
-        if reason is not None:
-            raise InputError(reason)

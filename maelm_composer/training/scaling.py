@@ -1,17 +1,17 @@
-"""What a rank holds and sends in a step, for any recipe, sharding and number of ranks: arithmetic alone, no torch.
+"""Estimates the memory and the traffic of a rank for any recipe, sharding and number of ranks, without torch.
 
-``python -m maelm_composer.training.scaling`` prints the tables of docs/scaling.md. All sizes are bytes. Weights,
-gradients, Adam's moments and whatever is sent are fp32; products and what they keep for the backward pass are bf16.
+``python -m maelm_composer.training.scaling`` prints the tables of docs/scaling.md. All sizes are in bytes. Weights,
+gradients, Adam's moments and all traffic are fp32; matrix products and the activations kept for the backward pass are
+bf16.
 """
 
 from collections.abc import Callable, Sequence
 from math import ceil
 
 from maelm_composer.config import DecoderConfig, ModelConfig, PretrainingConfig, Sharding
-from maelm_composer.masking.draw import count_masked
 from maelm_composer.model.cost import Parameter, count_forward_flops, count_parameters, list_parameters
 from maelm_composer.recipe import load_config
-from maelm_composer.training.plan import FORWARD_AND_BACKWARD
+from maelm_composer.training.plan import FORWARD_AND_BACKWARD, count_positions
 
 FP32, BF16 = 4, 2
 
@@ -19,28 +19,28 @@ RECIPES = ('base', 'base_pp', 'large_pp')
 WORLD_SIZES = (1, 8, 64, 512)
 GPUS = ['1 GPU', *(f'{n} GPUs' for n in WORLD_SIZES[1:])]
 GPU_BYTES = 80e9
-PEAK_FLOPS, MODEL_FLOPS_UTILIZATION = 989e12, 0.4  # H100, dense bf16; the share that the recipes' headers assume
-# Bytes a second out of a machine's part of the ring: NVLink, and eight 400 Gb/s cards a machine, are about equal.
-FAST_LINK, SLOW_LINK = 300e9, 10e9  # the second: one 100 Gb/s card a machine
+PEAK_FLOPS, MODEL_FLOPS_UTILIZATION = 989e12, 0.4  # H100, dense bf16; the utilisation that the recipes' headers assume
+# Bytes per second that a ring passes on: NVLink within a machine and eight 400 Gb/s cards between machines are alike.
+FAST_LINK, SLOW_LINK = 300e9, 10e9  # the slow link is one 100 Gb/s card per machine
 
 
 def list_groups(model: ModelConfig) -> list[list[Parameter]]:
-    """What FSDP2 gathers at once: first what the root keeps (embeddings, head and norms), then layer by layer."""
+    """The parameters that FSDP2 gathers together: the root's (embeddings, head, norms), then each layer's."""
     parts = list_parameters(model).values()
     root = [parameter for outside, *_ in parts for parameter in outside]
     return [root, *(layer for _, *layers in parts for layer in layers)]
 
 
 def count_padded(parameters: Sequence[Parameter], world_size: int) -> int:
-    """Numbers in all shards together: FSDP2 pads the first axis to a multiple of the ranks."""
+    """Numbers in all shards of ``parameters``; FSDP2 pads the first axis to a multiple of the number of ranks."""
     return sum(ceil(first / world_size) * world_size * rest for first, rest in parameters)
 
 
 def collect_payloads(model: ModelConfig, sharding: Sharding, world_size: int, passes: int = 1) -> dict[str, int]:
     """Bytes of the whole tensors that each kind of collective moves in one optimizer step.
 
-    DDP reduces once a step. FSDP2 as Composer drives it gathers and reduces in each of the ``passes`` forward and
-    backward passes that a step is cut into. The root is gathered once a pass in any case.
+    DDP reduces once per step. FSDP2 under Composer gathers and reduces in each of the ``passes`` microbatches of
+    a step; the root is gathered once per microbatch under either FSDP2 sharding.
     """
     groups = list_groups(model)
     if sharding is Sharding.ddp:
@@ -51,22 +51,22 @@ def collect_payloads(model: ModelConfig, sharding: Sharding, world_size: int, pa
 
 
 def count_sent(payloads: dict[str, int], world_size: int) -> float:
-    """Bytes that a rank sends: a ring passes all but its own 1/n of a tensor on, an all-reduce twice."""
+    """Bytes that a rank sends: in a ring of n, (n − 1)/n of a tensor, and twice that for an all-reduce."""
     times = {'all_reduce': 2, 'all_gather': 1, 'reduce_scatter': 1}
     return sum(times[name] * size for name, size in payloads.items()) * (world_size - 1) / world_size
 
 
 def estimate_state(model: ModelConfig, sharding: Sharding, world_size: int) -> dict[str, float]:
-    """Bytes on one rank that do not depend on the rows of a batch."""
+    """Bytes on one rank that do not depend on the number of rows in a batch."""
     groups = list_groups(model)
     total, largest = (FP32 * f(count_padded(group, 1) for group in groups) for f in (sum, max))
     kept = total / world_size
     match sharding:
         case Sharding.ddp:
             kept = total
-            working = total if world_size > 1 else 0  # buckets, into which the gradients are copied
+            working = total if world_size > 1 else 0  # DDP copies the gradients into buckets
         case Sharding.shard_grad_op:
-            working = total + 2 * largest  # all weights; one group's gradients and their copy to be reduced
+            working = total + 2 * largest  # all weights; one group's gradients and the copy that is reduced
         case Sharding.full_shard:
             root, *layers = (FP32 * count_padded(group, 1) for group in groups)
             working = root + 2 * max(layers) + 2 * largest  # a layer's weights, the next one's, and gradients as above
@@ -75,15 +75,15 @@ def estimate_state(model: ModelConfig, sharding: Sharding, world_size: int) -> d
         'gradients': kept,
         'moments': 2 * kept,
         'working': working,
-        # Autocast's copies of the weights; the backward pass holds them whatever the sharding.
+        # Autocast's copies of the weights, which the backward pass holds under every sharding.
         'bf16 weights': total * BF16 / FP32,
     }
 
 
 def estimate_activations(config: PretrainingConfig) -> float:
-    """Bytes that one row keeps for the backward pass, without recomputation (attention: a fused kernel)."""
+    """Bytes of activations that one row keeps for the backward pass: fused attention, no recomputation."""
     model, decoder = config.model, config.model.decoder
-    visible, masked = count_visible(config)
+    visible, masked = count_positions(config)
     stacks: list[tuple[ModelConfig | DecoderConfig, int]] = [(model, visible)]
     if decoder is not None:
         stacks.append((decoder, model.max_seq_len))
@@ -92,11 +92,11 @@ def estimate_activations(config: PretrainingConfig) -> float:
         size, layers = stack.hidden_size, stack.num_hidden_layers
         kept += layers * length * _keep_a_token(stack)
         kept += length * _keep_a_norm(stack)  # the embeddings'
-        if stack.attention_probs_dropout_prob:  # FlexAttention has none, and SDPA reads a dense bias
+        if stack.attention_probs_dropout_prob:  # then SDPA with a dense bias, as FlexAttention has no dropout
             kept += BF16 * length**2 * (stack.num_attention_heads if stack.relative_position_buckets else 1)
-    # The last layer, on M positions; of the others only its input, keys and values.
+    # The last layer computes only M positions; of the others it keeps its input, keys and values.
     kept -= (length - masked) * (_keep_a_token(stack) - BF16 * 3 * size)
-    logits = masked * model.vocab_size * (BF16 + FP32)  # as the Trainer holds them, and their log-softmax
+    logits = masked * model.vocab_size * (BF16 + FP32)  # the logits and their log-softmax
     return kept + logits + masked * size * (3 * BF16 + FP32)
 
 
@@ -109,19 +109,12 @@ def _keep_a_token(stack: ModelConfig | DecoderConfig) -> float:
 
 
 def _keep_a_norm(stack: ModelConfig | DecoderConfig) -> float:
-    """Bytes of one token: LayerNorm's input, and what dropout let through beside it, a byte each."""
+    """Bytes of one token: LayerNorm's input, and dropout's mask of one byte per number."""
     return (FP32 + (1 if stack.hidden_dropout_prob else 0)) * stack.hidden_size
 
 
-def count_visible(config: PretrainingConfig) -> tuple[int, int]:
-    """S and M of a row, as the collator has them: tokens that the encoder sees, positions to predict."""
-    masking, length = config.masking, config.model.max_seq_len
-    fewest, most = count_masked(masking, length)
-    return length - fewest + round(masking.encoder_mask_fraction * fewest), most
-
-
 def choose_microbatch(config: PretrainingConfig, sharding: Sharding, world_size: int) -> int:
-    """The most rows of a forward pass, halved from a rank's share until all fits into 90 % of ``GPU_BYTES``."""
+    """Rows of a forward pass: a rank's share of the batch, halved until 90 % of ``GPU_BYTES`` suffice."""
     rows = config.training.global_train_batch_size // world_size
     free = 0.9 * GPU_BYTES - sum(estimate_state(config.model, sharding, world_size).values())
     while rows > 1 and rows * estimate_activations(config) > free:
@@ -131,13 +124,13 @@ def choose_microbatch(config: PretrainingConfig, sharding: Sharding, world_size:
 
 def estimate_compute(config: PretrainingConfig, world_size: int) -> float:
     """Seconds of an optimizer step without communication."""
-    flops = sum(count_forward_flops(config.model, *count_visible(config)).values())
+    flops = sum(count_forward_flops(config.model, *count_positions(config)).values())
     rows = config.training.global_train_batch_size / world_size
     return FORWARD_AND_BACKWARD * flops * rows / (MODEL_FLOPS_UTILIZATION * PEAK_FLOPS)
 
 
 def estimate_communication(config: PretrainingConfig, sharding: Sharding, world_size: int, link: float) -> float:
-    """Seconds that a step's bytes take at ``link`` bytes a second, were nothing computed meanwhile; no latency."""
+    """Seconds to send a step's bytes at ``link`` bytes per second, without overlap with computation or latency."""
     rows = config.training.global_train_batch_size // world_size
     passes = rows // choose_microbatch(config, sharding, world_size)
     return count_sent(collect_payloads(config.model, sharding, world_size, passes), world_size) / link

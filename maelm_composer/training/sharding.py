@@ -1,4 +1,4 @@
-"""FSDP2 through Composer, the same on GPUs over NCCL and on CPU ranks over gloo."""
+"""FSDP2 through Composer, on GPUs (NCCL) and on CPU ranks (gloo)."""
 
 import torch
 from composer.core import Callback, State
@@ -10,19 +10,19 @@ from maelm_composer.config import Sharding
 
 
 def build_parallelism(sharding: Sharding) -> ParallelismConfig | None:
-    """What the Trainer shards by; None replicates (DDP where there are several ranks)."""
+    """The Trainer's configuration of FSDP2, or None for replication (DDP on several ranks)."""
     if sharding is Sharding.ddp:
         return None
-    # Parameters and gradients stay fp32; the adapter's autocast decides what is computed in bf16.
+    # Parameters and gradients stay fp32; the adapter enters autocast for bf16.
     fsdp = FSDP2Config(reshard_after_forward=sharding is Sharding.full_shard, mixed_precision='FULL')
     return ParallelismConfig(fsdp2=fsdp)
 
 
 class GradientAverage(Callback):
-    """Make a sharded gradient the mean over ranks, where the backend gives the sum instead.
+    """Divides sharded gradients by the number of ranks where the backend sums instead of averaging.
 
-    FSDP2 asks for an average; gloo (torch 2.7) takes the request and returns the sum, without a word. AdamW hides it,
-    being blind to the gradient's scale, but clipping is not. What the backend does is measured, not assumed.
+    FSDP2 asks for the average, but gloo (torch 2.7) silently returns the sum. AdamW does not depend on the gradient's
+    scale, but clipping does. A test reduction before training shows what the backend does.
     """
 
     def __init__(self) -> None:
@@ -36,4 +36,6 @@ class GradientAverage(Callback):
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         if self.excess != 1:
-            torch._foreach_div_([p.grad for p in state.model.parameters() if p.grad is not None], self.excess)
+            for parameter in state.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.excess)

@@ -245,7 +245,7 @@ def test_the_command(checkpoint, task_folder, tmp_path):
 def test_the_command_tells_what_is_wrong(main, capsys, monkeypatch):
     for recipe, override, message in (
         ('rte', 'task=rtf', 'error: unknown task rtf; did you mean rte?'),
-        ('glue', 'seed=1', 'error: a recipe of 8 tasks: add task=mnli, or `maelm sweep` it'),
+        ('glue', 'seed=1', 'error: the recipe is for 8 tasks: add task=mnli, or use `maelm sweep`'),
     ):
         with pytest.raises(SystemExit, match='2'):
             main([str(ROOT / f'yamls/finetune/{recipe}.yaml'), 'checkpoint=x', override])

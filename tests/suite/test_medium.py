@@ -20,11 +20,11 @@ from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, find_artefact
 from maelm_composer.reporting.evidence import read_csv
-from maelm_composer.suite.cost import count_training_flops
 from maelm_composer.suite.devices import PEAKS, find_device
 from maelm_composer.suite.plan import plan_suite
 from maelm_composer.suite.steps import Kind, list_checkpoints, load_suite
 from maelm_composer.tasks.catalogue import TASKS
+from maelm_composer.training.plan import count_training_flops
 from maelm_composer.training.run import pretrain
 from tests.suite.test_run import read_records
 from tests.tiny import make_rows, write_rows

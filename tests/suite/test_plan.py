@@ -11,12 +11,13 @@ from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, find_artefact
-from maelm_composer.suite.cost import cost_finetuning, count_training_flops
+from maelm_composer.suite.cost import cost_finetuning
 from maelm_composer.suite.devices import CPU, Device, find_device, measure_cpu
 from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_budget, print_plan, sum_seconds
 from maelm_composer.suite.steps import Kind, list_steps, load_suite
 from maelm_composer.sweep.search import list_points
 from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.training.plan import count_training_flops
 from maelm_composer.training.run_record import identify
 
 from .conftest import make_run, write_record

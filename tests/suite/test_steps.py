@@ -11,8 +11,8 @@ from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, ROBERTA, RUNGS, find_artefact
 from maelm_composer.suite import steps
-from maelm_composer.suite.cost import count_training_flops
 from maelm_composer.suite.steps import Kind, list_checkpoints, list_steps, load_suite
+from maelm_composer.training.plan import count_training_flops
 
 SCALES = ('demo', 'small', 'medium', 'base', 'base_pp', 'large_pp')
 

@@ -105,15 +105,15 @@ def test_recipes_are_told_apart(path):
     [
         ('data.source=files', 'data.folder must name'),
         ('dropout=1', 'dropout 1.0: must be below 1'),
-        ('warmup_proportion=-0.1', 'must not be negative'),
+        ('warmup_proportion=-0.1', 'must be at least 0'),
         (
             'sweep.search.glue_small.learning_rate=[1e-5,0]',
             'sweep.search.glue_small.learning_rate 0.0: must be positive',
         ),
         ('sweep.search.glue_small.batch=[1]', 'unknown key sweep.search.glue_small.batch; did you mean'),
         ('data.max_train_examples_of.mnli=0', 'data.max_train_examples_of.mnli 0: must be positive'),
-        ('sweep.search.mrpc=[1]', 'sweep: a list stands where key: value pairs are wanted'),
-        ('sweep.seeds=[1,1]', 'a seed stands there twice'),
+        ('sweep.search.mrpc=[1]', 'sweep: must be key: value pairs, not a list'),
+        ('sweep.seeds=[1,1]', 'a seed is listed twice'),
         ('sweep.seeds=[]', 'sweep.seeds is empty'),
         ('max_seq_len=8', 'must be at least 16'),
         ('max_epoch=3', 'did you mean max_epochs'),

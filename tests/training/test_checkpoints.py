@@ -9,7 +9,8 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import build_model
-from maelm_composer.training.checkpoints import METADATA, find_checkpoint, write_portably
+from maelm_composer.training.checkpoints import METADATA, make_portable
+from maelm_composer.training.resume import find_resume_point
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
 
@@ -63,9 +64,9 @@ def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, 
     config = recipe('training.sharding=full_shard', *SHORT)
     folder, model = RunFolder(config.save_folder, config.run_name), build_model(config.model, seed=1)
     before = metadata.read_bytes()
-    write_portably(metadata)
+    make_portable(metadata)
     assert metadata.read_bytes() == before
-    found = find_checkpoint(folder, model, is_sharded=True)
+    found = find_resume_point(folder, model, is_sharded=True)
     assert found is not None
     assert found.samples == 32
 
@@ -80,7 +81,7 @@ def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, 
         with metadata.open('wb') as file:
             broken(file)
         with pytest.raises(
-            InputError, match=r'state is damaged, or written by a torch .*: go on with that torch, or'
+            InputError, match=r'state is damaged, or written by a torch .*: resume with that torch, or'
         ) as error:
-            find_checkpoint(folder, model, is_sharded=True)
+            find_resume_point(folder, model, is_sharded=True)
         assert '\n' not in str(error.value)

@@ -66,7 +66,7 @@ def test_a_bucket_that_is_not_there_is_told_before_training(bucket, recipe):
 def test_a_working_copy_never_lies_over_a_local_run(bucket, recipe):
     pretrain(recipe('training.max_samples=32', 'optimizer.warmup_samples=16'))
     before = {path: path.read_bytes() for path in Path('runs').rglob('*') if path.is_file()}
-    with pytest.raises(InputError, match=r'runs/recipe holds a local run, and s3://runs/x needs that place'):
+    with pytest.raises(InputError, match=r'runs/recipe holds a local run, where the working copy of s3://runs/x'):
         pretrain(recipe('save_folder=s3://runs/x'))
     assert {path: path.read_bytes() for path in Path('runs').rglob('*') if path.is_file()} == before
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from maelm_composer.errors import InputError
-from maelm_composer.lock import hold
+from maelm_composer.lock import lock_folder
 from maelm_composer.training.run import pretrain
 
 EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
@@ -55,7 +55,7 @@ def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
     process = start(*arguments, ranks=2)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
-    assert 'going on from' in out
+    assert 'resuming from' in out
     ours, theirs = (load_file(f'{folder}/latest/model.safetensors') for folder in ('one', 'two'))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
@@ -117,7 +117,7 @@ def test_two_nodes_save_to_one_disk(recipe, start_nodes, sharding):
 )
 def test_what_one_node_refuses_ends_all_nodes(recipe, start_nodes, save_folder, reason):
     Path('file').touch()
-    with hold(Path('busy').absolute(), 'run'):
+    with lock_folder(Path('busy').absolute(), 'run'):
         for process in start_nodes(f'save_folder={save_folder}'):
             out, _ = process.communicate(timeout=300)
             assert process.returncode == 2, out

@@ -240,7 +240,7 @@ def test_auto_is_settled_before_the_run_begins_and_kept(recipe, monkeypatch, cap
     assert f'{name} (auto: bf16 runs at' in capsys.readouterr().out.replace('\n', ' ')
     measured.reverse()
     record = pretrain(recipe(*short))
-    assert f'training.precision=auto: going on in {name}, as begun, although bf16 runs at' in capsys.readouterr().out
+    assert f'training.precision=auto: resuming in {name}, as begun, although bf16 runs at' in capsys.readouterr().out
     assert record['identity']['training.precision'] == name
     assert record['precision'].startswith(f'{name} (auto: bf16 runs at')  # why it began so
     assert load_config(PretrainingConfig, ['runs/recipe/recipe.yaml']).training.precision.name == name

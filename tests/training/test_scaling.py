@@ -31,6 +31,7 @@ from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.training import scaling
 from maelm_composer.training.callbacks import parse_metrics
+from maelm_composer.training.plan import count_positions
 from maelm_composer.training.run import pretrain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +98,7 @@ def test_visible_and_masked_positions_are_the_collators():
     for fraction in (0.0, 0.5, 1.0):
         config = PretrainingConfig(run_name='x', save_folder='x')
         config.masking.encoder_mask_fraction = fraction
-        visible, masked = scaling.count_visible(config)
+        visible, masked = count_positions(config)
         assert visible == build_collator(config).visible_length(512)
         assert masked == 77
 
@@ -190,7 +191,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(recipe, start, wait_for, shar
             resumed_at.append(int(os.readlink(link).removeprefix('samples-')))
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
-    assert f'going on from {resumed_at[1]:,} samples' in out
+    assert f'resuming from {resumed_at[1]:,} samples' in out
     assert 0 < resumed_at[0] < resumed_at[1] < 768
     ours, theirs = (parse_metrics(Path(folder, 'metrics.csv').read_text()) for folder in ('whole', 'changing'))
     assert [row['samples'] for row in theirs] == [row['samples'] for row in ours]

@@ -1,0 +1,156 @@
+"""Workarounds for faults of Streaming, Composer and torch. No other module touches their private names.
+
+Each workaround says which fault it is for; ``tests/test_patches.py`` fails once the fault or the version is gone.
+"""
+
+import atexit
+import contextlib
+import gc
+import os
+import tempfile
+import warnings
+import weakref
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory as Segment
+from pathlib import Path
+from typing import Any
+
+import streaming.base.dataset
+import streaming.base.shared.array
+import streaming.base.shared.prefix
+from composer import Trainer
+from filelock import FileLock
+from streaming import StreamingDataset
+from streaming.base.constant import RESUME
+from streaming.base.dataset import _ShardState
+from streaming.base.distributed import barrier, get_local_rank
+from streaming.base.shared import SharedMemory
+from streaming.base.shared.prefix import _get_path
+from torch.distributed.checkpoint import state_dict
+
+from maelm_composer.errors import InputError
+
+VERSIONS = {'mosaicml': '0.32.1', 'mosaicml-streaming': '0.13.0'}  # the releases that have the faults
+
+
+class OwnedMemory(SharedMemory):
+    """Shared memory that is released together with the dataset that created it.
+
+    Streaming keeps every segment that a process has ever opened until the process ends, even those that it opened only
+    to see whether their name is free. A few runs in one process, or the segments that some hundred killed jobs left
+    behind, then exhaust the open files.
+    """
+
+    def __init__(
+        self, name: str | None = None, create: bool | None = None, size: int = 0, auto_cleanup: bool = True
+    ) -> None:
+        super().__init__(name, create, size, auto_cleanup=False)
+        if auto_cleanup:  # opened segments are closed by their own destructors
+            weakref.finalize(self, _remove_segments, self.created_shms, os.getpid())
+
+
+def _remove_segments(segments: list[Segment], owner: int) -> None:
+    if os.getpid() != owner:  # a forked loader worker holds only a copy
+        return
+    for segment in segments:
+        with contextlib.suppress(FileNotFoundError):  # another rank has removed it
+            segment.unlink()
+        segment.close()
+
+
+for _module in (streaming.base.dataset, streaming.base.shared.array, streaming.base.shared.prefix):
+    _module.__dict__['SharedMemory'] = OwnedMemory
+
+
+class RobustStreamingDataset(StreamingDataset):
+    """StreamingDataset that reports failed downloads and leaves nothing behind.
+
+    Streaming 0.13.0 has these faults: two jobs that start at the same moment choose the same shared-memory prefix; a
+    job takes over the position that a killed job left under its prefix; an epoch whose download thread fails ends
+    early, as if it were complete; the threads of an abandoned epoch wait until the process ends; every row takes a file
+    lock; a second ``load_state_dict`` writes to a segment that nobody reads.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        with _one_job_at_a_time():
+            super().__init__(**arguments)
+        self.current_epoch = -1
+        self._failure: Exception | None = None
+        self._present_shards: set[int] = set()
+        if self._unique_rank_world.is_local_leader:
+            with contextlib.suppress(FileNotFoundError):
+                _remove_segments([Segment(_get_path(self._shm_prefix_int, RESUME))], os.getpid())
+        barrier()
+
+    def __iter__(self) -> Iterator[Any]:
+        threads = None
+        try:
+            for item in super().__iter__():
+                threads = self._iterator
+                yield item
+        except RuntimeError:
+            if self._failure is None:
+                raise
+        finally:
+            if threads is not None:
+                threads.non_blocking_exit()
+        if self._failure is not None:
+            raise self._failure from None
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Fetch a shard that is not present. A failure in a download thread is raised by :meth:`__iter__`."""
+        # A blocking call means that a row was just found missing, so the shard must be looked for again.
+        if not blocking and shard_id in self._present_shards:
+            return
+        try:
+            super().prepare_shard(shard_id, blocking)
+        except Exception as error:
+            self._failure = InputError(str(error)) if isinstance(error, (InputError, OSError)) else error
+            # Workers that wait for this shard wait for the state LOCAL; they then miss the file, try to fetch the shard
+            # themselves, and raise the same error.
+            self._shard_states[shard_id] = _ShardState.LOCAL
+            if blocking:
+                raise self._failure from None
+            self._event.set()
+            return
+        if self._shard_states[shard_id] == _ShardState.LOCAL:
+            self._present_shards.add(shard_id)
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        first = getattr(self, '_resume_shm', None)
+        super().load_state_dict(obj)
+        self._resume_shm = first or self._resume_shm
+
+    def _resume_incr_epoch(self) -> tuple[int, int]:
+        self.current_epoch, sample_in_epoch = super()._resume_incr_epoch()
+        return self.current_epoch, sample_in_epoch
+
+
+@contextlib.contextmanager
+def _one_job_at_a_time() -> Iterator[None]:
+    """Let one of the user's jobs on this machine choose its shared-memory prefix at a time. Called by every rank."""
+    gc.collect()  # so that the prefix of an earlier dataset of this process is free on every rank or on none
+    with contextlib.ExitStack() as held:
+        if get_local_rank() == 0:
+            held.enter_context(FileLock(Path(tempfile.gettempdir(), f'maelm-{os.getuid()}.lock')))
+        barrier()  # the other ranks wait until their machine's local rank 0 holds the lock
+        yield
+
+
+def release_trainer(trainer: Trainer) -> None:
+    """Close ``trainer`` and drop the references that Composer (an exit handler) and torch 2.7 (a cache) keep to it."""
+    trainer.engine.close()  # Trainer.close() also waits for the other ranks, which may have failed
+    atexit.unregister(trainer.engine._close)
+    if hasattr(state_dict._get_fqns, 'cache_clear'):
+        state_dict._get_fqns.cache_clear()
+
+
+def silence_warnings() -> None:
+    """Filter warnings of Composer and torch that a user can do nothing about."""
+    for message in (
+        'FSDP2 Config/APIs are experimental',
+        'TypedStorage is deprecated',
+        'No batches were trained',  # a run that resumes at the very end of an epoch
+        'Cannot split tensor of length',  # the last microbatch may be smaller
+    ):
+        warnings.filterwarnings('ignore', message=f'.*{message}')

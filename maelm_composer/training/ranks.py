@@ -1,0 +1,51 @@
+"""The ranks of a run: how they share a machine, and how they fail together."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+from composer.devices import Device, DeviceCPU, DeviceGPU
+from composer.utils import dist
+
+from maelm_composer.config import Sharding
+from maelm_composer.errors import InputError
+
+DIST_TIMEOUT_SECONDS = 1800.0  # a collective waits this long for the slowest rank, which may be downloading
+
+
+def start_rank(sharding: Sharding) -> Device:
+    """Choose this rank's device and share of the cores, and connect the ranks if there are several.
+
+    Raises:
+        InputError: the machine has fewer GPUs than ranks.
+    """
+    gpus, local_ranks = torch.cuda.device_count(), dist.get_local_world_size()
+    if 0 < gpus <= dist.get_local_rank():
+        raise InputError(
+            f'{local_ranks} ranks on this machine, which has {gpus} GPUs: start the run with composer -n {gpus}'
+        )
+    if local_ranks > 1 and 'OMP_NUM_THREADS' not in os.environ:
+        # Composer's launcher lets every rank use every core; on a CPU that is ten times slower.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
+    # Composer's default is TF32, but training.precision=fp32 promises fp32.
+    device = DeviceGPU(allow_tf32=False) if gpus else DeviceCPU()
+    if dist.get_world_size() > 1 or sharding is not Sharding.ddp:
+        dist.initialize_dist(device, timeout=DIST_TIMEOUT_SECONDS)
+    return device
+
+
+@contextlib.contextmanager
+def raise_on_all_ranks() -> Iterator[None]:
+    """Raise an InputError or OSError of any rank's body as InputError on every rank. Called by every rank.
+
+    The launcher ends only the ranks of the failed rank's node; the other nodes would wait for the failed rank.
+    """
+    failure = None
+    try:
+        yield
+    except (InputError, OSError) as error:
+        failure = str(error)
+    for reason in dist.all_gather_object(failure):
+        if reason is not None:
+            raise InputError(reason)

@@ -1,0 +1,68 @@
+"""SIGTERM and SIGINT in a training run: the trainer finishes its batch and saves; loader workers ignore them."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import torch
+from composer.devices import Device
+from composer.utils import dist
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+class StopSignals:
+    """Notes a stop signal while it is installed, so that the batch being computed is not lost."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._previous: dict[int, Any] = {}
+
+    def install(self) -> None:
+        for number in STOP_SIGNALS:
+            self._previous[number] = signal.signal(number, self._note)
+
+    def restore(self) -> None:
+        """Put back the handlers from before :meth:`install`."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def agree(self, device: Device) -> int:
+        """A signal that any rank has received, else 0. Signals reach the ranks at different batches. For every rank."""
+        if dist.get_world_size() == 1:
+            return self.received
+        received = device.tensor_to_device(torch.tensor([self.received]))
+        dist.all_reduce(received, reduce_operation='MAX')
+        return int(received.item())
+
+    def _note(self, number: int, frame: Any) -> None:
+        """Note the signal. A second Ctrl-C ends the process at once.
+
+        A second SIGTERM does not: a rank may get two of them, one sent to its process group and one by the launcher.
+        """
+        self.received = number
+        if number == signal.SIGINT:
+            signal.signal(number, self._previous[number])
+
+
+def end_with_launcher() -> None:
+    """Have the kernel send this rank a SIGTERM when its launcher dies, since a killed launcher cannot send one."""
+    if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def ignore_stop_signals(worker: int) -> None:
+    """Have a loader worker obey stop signals of its trainer only, so that one for the whole group loses no batch."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    threading.Thread(target=_end_with_trainer, daemon=True).start()
+
+
+def _end_with_trainer() -> None:
+    while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():
+        pass
+    os._exit(0)
