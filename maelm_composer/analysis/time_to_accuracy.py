@@ -19,8 +19,8 @@ Axis = Enum('Axis', 'hours samples flops')
 
 
 @dataclass(frozen=True)
-class Point:
-    """One checkpoint: what it cost, and what it scored."""
+class CheckpointScore:
+    """Cost and scores of one checkpoint."""
 
     samples: int  # rows trained on
     training_seconds: float
@@ -45,7 +45,7 @@ class Arrival:
     starts_above: bool  # the first checkpoint had reached it: both figures are upper bounds
 
 
-def find_arrival(curve: Sequence[Point], target: float, axis: Axis) -> Arrival:
+def find_arrival(curve: Sequence[CheckpointScore], target: float, axis: Axis) -> Arrival:
     """The first point of ``curve`` whose median is at least ``target``.
 
     Raises:
@@ -54,7 +54,7 @@ def find_arrival(curve: Sequence[Point], target: float, axis: Axis) -> Arrival:
     _check(curve)
     if not math.isfinite(target):
         raise InputError(f'target {target}: not a number')
-    before: Point | None = None
+    before: CheckpointScore | None = None
     for point in curve:
         if point.median >= target:
             cost = point.get_cost(axis)
@@ -68,7 +68,7 @@ def find_arrival(curve: Sequence[Point], target: float, axis: Axis) -> Arrival:
     return Arrival(math.inf, math.inf, starts_above=False)
 
 
-def _check(curve: Sequence[Point]) -> None:
+def _check(curve: Sequence[CheckpointScore]) -> None:
     if not curve:
         raise InputError('a curve without checkpoints has no time to accuracy')
     for point in curve:

@@ -1,5 +1,7 @@
 """What the figures show, as rows: points with their x, then one row for each claim."""
 
+from maelm_composer.checkpoints.names import METRICS
+from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import DELTAS, MAE_LM, ROBERTA, Model, Role, average_column, columns_of
 from maelm_composer.reporting.cells import (
     Cell,
@@ -12,7 +14,6 @@ from maelm_composer.reporting.cells import (
     subtract,
 )
 from maelm_composer.reporting.estimate import Term, slope_weights
-from maelm_composer.reporting.evidence import Record
 from maelm_composer.reporting.rows import Row, at
 from maelm_composer.reporting.tables import GAP, PERCENT, POINTS, RANK, Book, rank_margin
 
@@ -93,20 +94,20 @@ def build_training(book: Book) -> list[Row]:
     for model in (ROBERTA, MAE_LM):
         curves = [(run, curve) for run in book.evidence.find_runs(model) if (curve := _read_curve(book, run))]
         if not curves:
-            reason = explain_absence(book.evidence, model, 'metrics.csv')
+            reason = explain_absence(book.evidence, model, METRICS)
             rows.append(book.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
             continue
         points = set.intersection(*(set(curve) for _, curve in curves))
         for samples, column in sorted(points, key=lambda point: (point[1] == 'eval_loss', point[0])):
-            values = {run['identity']['seed']: [curve[samples, column]] for run, curve in curves}
+            values = {run.seed: [curve[samples, column]] for run, curve in curves}
             cell = Cell((Term(1.0, values),), tuple(run for run, _ in curves))
             rows.append(at(book.value(model.label, column, 'nats', cell), samples, 'samples'))
     return rows
 
 
-def _read_curve(book: Book, run: Record) -> dict[tuple[int, str], float]:
+def _read_curve(book: Book, run: PretrainingRecord) -> dict[tuple[int, str], float]:
     """(samples, loss's name) -> value; the training loss averaged over neighbouring batches."""
-    curve = book.evidence.curves.get(run['run_name'], [])
+    curve = book.evidence.curves.get(run.run_name, [])
     width = max(1, -(-len(curve) // TRAINING_POINTS))
     points = {(int(row['samples']), 'eval_loss'): float(row['eval_loss']) for row in curve if row['eval_loss']}
     for start in range(0, len(curve), width):
@@ -128,4 +129,4 @@ def _layer_rows(book: Book, model: Model, key: str, unit: str, index: int | None
 
 def _count_layers(book: Book, model: Model) -> int:
     found = book.evidence.find_ranks(model)
-    return len(found[0][1]['layers']) if found else 0
+    return len(found[0][1].layers) if found else 0

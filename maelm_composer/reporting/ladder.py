@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from maelm_composer.checkpoints.names import METRICS
+from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, RUNGS, Model, Role, Rung, columns_of
 from maelm_composer.reporting.cells import Cell, combine, contrast, measure_runs, rank, relate, score, subtract
 from maelm_composer.reporting.curves import MASKS, REAL, WITH_MASKS
 from maelm_composer.reporting.estimate import slope_weights
-from maelm_composer.reporting.evidence import Evidence, Record
+from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import Row, at
 from maelm_composer.reporting.tables import GAP, PERCENT, POINTS, RANK, Book
 from maelm_composer.reporting.verdicts import MARGIN_RANK_SHARE
@@ -51,10 +53,10 @@ def _list_numbers(scale: str) -> dict[str, tuple[str, Read]]:
         return combine([(1 / len(columns), score(evidence, model, column)) for column in columns])
 
     def loss(evidence: Evidence, model: Model) -> Cell:
-        return measure_runs(evidence, model, 'validation loss', lambda run: run['eval_loss'])
+        return measure_runs(evidence, model, 'validation loss', lambda run: run.eval_loss)
 
     def departure(evidence: Evidence, model: Model) -> Cell:
-        return measure_runs(evidence, model, 'metrics.csv', lambda run: _find_departure(evidence, run))
+        return measure_runs(evidence, model, METRICS, lambda run: _find_departure(evidence, run))
 
     return {
         'eval_loss': ('nats', loss),
@@ -65,12 +67,12 @@ def _list_numbers(scale: str) -> dict[str, tuple[str, Read]]:
     }
 
 
-def _find_departure(evidence: Evidence, run: Record) -> float | None:
+def _find_departure(evidence: Evidence, run: PretrainingRecord) -> float | None:
     """Tokens after which the training loss, over windows of its curve, is a nat below its beginning; inf: never.
 
     The head begins with the unigram distribution, so the first window is its entropy.
     """
-    curve = evidence.curves.get(run['run_name'], [])
+    curve = evidence.curves.get(run.run_name, [])
     losses = [float(row['train_loss']) for row in curve]
     means = [sum(losses[start : start + WINDOW]) / WINDOW for start in range(len(losses) - WINDOW + 1)]
     below = (start for start, mean in enumerate(means) if mean < means[0] - DEPARTURE_NATS)
@@ -79,7 +81,7 @@ def _find_departure(evidence: Evidence, run: Record) -> float | None:
     first = next(below, None)
     if first is None:
         return math.inf
-    return int(curve[first + WINDOW - 1]['samples']) * run['tokens'] / run['samples']
+    return int(curve[first + WINDOW - 1]['samples']) * run.tokens / run.samples
 
 
 def _claim(

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, Point, find_arrival
+from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, CheckpointScore, find_arrival
+from maelm_composer.records import FinetuningRecord, PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
 from maelm_composer.reporting.cells import Cell, constant_score, explain_absence, score
 from maelm_composer.reporting.estimate import Term, estimate_over_seeds, find_common_seeds
-from maelm_composer.reporting.evidence import Record
 from maelm_composer.reporting.rows import Row, at
 from maelm_composer.reporting.tables import CONSTANT, PERCENT, Book
 from maelm_composer.reporting.verdicts import FAILS, UNDECIDED, judge_claim, qualify
@@ -21,8 +21,8 @@ SHARE = 'share_of_time_to_target'
 class Race:
     """Of one pretraining seed, MAE-LM's checkpoints against RoBERTa's last one."""
 
-    points: list[Point]
-    baseline: Point
+    points: list[CheckpointScore]
+    baseline: CheckpointScore
 
     def measure(self, axis: Axis) -> Arrival:
         """What RoBERTa's final score costs."""
@@ -47,7 +47,7 @@ def build_figure3(book: Book) -> list[Row]:
             paper = book.paper_of(model, column.name) if samples == max(found) else None
             rows.append(at(book.value(model.label, column.name, PERCENT, cell, paper), samples, 'samples'))
             for axis in (Axis.hours, Axis.flops):
-                costs = {run['identity']['seed']: _read_cost(cell, run, samples, axis) for run in cell.runs}
+                costs = {run.seed: _read_cost(cell, run, samples, axis) for run in cell.runs}
                 known = Cell((Term(1.0, {seed: [cost] for seed, cost in costs.items() if cost}),), cell.runs)
                 if not all(costs.values()):
                     known = Cell(missing=f'a record of {model.run_name(book.scale)} holds no {axis.name}')
@@ -73,13 +73,13 @@ def _judge(book: Book, column: Column) -> list[Row]:
     for axis, way in wanted:
         costs = {seed: [getattr(race.measure(axis), way.replace(' ', '_'))] for seed, race in races.items()}
         cell = Cell((Term(1.0, costs),), runs, records)
-        if axis is Axis.flops and not all(run.get('flops') for run in runs):
+        if axis is Axis.flops and not all(run.flops for run in runs):
             cell = Cell(missing='a pretraining record holds no flops')
         rows.append(book.value(label, f'{axis.name}, {way}', UNITS[axis], cell))
     shares = [race.share for race in races.values()]
     count = min(len(race.baseline.scores) for race in races.values())
     over_one = estimate_over_seeds([share - 1 for share in shares], count)
-    if any(race.baseline.median <= 100 * goal.records[0]['baseline'] for race in races.values()):
+    if any(race.baseline.median <= 100 * _records_of(goal, seed)[0].baseline for seed, race in races.items()):
         verdict = qualify(book.scale, f"{UNDECIDED}: RoBERTa's final accuracy is not above a constant answer's")
     elif any(map(math.isinf, shares)):
         missed = sum(map(math.isinf, shares))
@@ -110,9 +110,9 @@ def _prepare(book: Book, column: Column, goal: Cell, curve: dict[int, Cell]) -> 
         return 'no pretraining seed has both models'
     races = {}
     for seed in seeds:
-        (run,) = [run for run in goal.runs if run['identity']['seed'] == seed]
-        cells = [(run['samples'], goal), *curve.items()]
-        common = set.intersection(*({record['seed'] for record in _records_of(cell, seed)} for _, cell in cells))
+        (run,) = [run for run in goal.runs if run.seed == seed]
+        cells = [(run.samples, goal), *curve.items()]
+        common = set.intersection(*({record.seed for record in _records_of(cell, seed)} for _, cell in cells))
         if not common:
             return f'the checkpoints of pretraining seed {seed} have no fine-tuning seed in common'
         baseline, *points = (_place(cell, seed, samples, sorted(common)) for samples, cell in cells)
@@ -120,20 +120,21 @@ def _prepare(book: Book, column: Column, goal: Cell, curve: dict[int, Cell]) -> 
     return races
 
 
-def _place(cell: Cell, seed: int, samples: int, finetuning_seeds: Sequence[int]) -> Point:
+def _place(cell: Cell, seed: int, samples: int, finetuning_seeds: Sequence[int]) -> CheckpointScore:
     """A checkpoint of the run with this pretraining ``seed``."""
-    (run,) = [run for run in cell.runs if run['identity']['seed'] == seed]
+    (run,) = [run for run in cell.runs if run.seed == seed]
     values = cell.terms[0].values[seed]
-    scores = {record['seed']: value for record, value in zip(_records_of(cell, seed), values, strict=True)}
+    scores = {record.seed: value for record, value in zip(_records_of(cell, seed), values, strict=True)}
     hours, flops = (_read_cost(cell, run, samples, axis) for axis in (Axis.hours, Axis.flops))
     assert hours is not None
     # Without recorded FLOPs their axis is not reported; the points still need a number that rises.
-    return Point(samples, hours * 3600, float(flops or samples), tuple(scores[s] for s in finetuning_seeds))
+    return CheckpointScore(samples, hours * 3600, float(flops or samples), tuple(scores[s] for s in finetuning_seeds))
 
 
-def _records_of(cell: Cell, seed: int) -> list[Record]:
-    names = {run['run_name'] for run in cell.runs if run['identity']['seed'] == seed}
-    return [record for record in cell.records if record['checkpoint']['run_name'] in names]
+def _records_of(cell: Cell, seed: int) -> list[FinetuningRecord]:
+    names = {run.run_name for run in cell.runs if run.seed == seed}
+    found = [record for record in cell.records if isinstance(record, FinetuningRecord)]
+    return [record for record in found if record.checkpoint.run_name in names]
 
 
 def _read_checkpoints(book: Book, model: Model, column: Column) -> dict[int, Cell]:
@@ -141,9 +142,9 @@ def _read_checkpoints(book: Book, model: Model, column: Column) -> dict[int, Cel
     return {samples: score(book.evidence, model, column, samples) for samples in found}
 
 
-def _read_cost(cell: Cell, run: Record, samples: int, axis: Axis) -> float | None:
+def _read_cost(cell: Cell, run: PretrainingRecord, samples: int, axis: Axis) -> float | None:
     """Hours or FLOPs of pretraining up to a checkpoint; FLOPs grow evenly with samples."""
     if axis is Axis.hours:
-        record = next(r for r in cell.records if r['checkpoint']['run_name'] == run['run_name'])
-        return float(record['checkpoint']['training_seconds']) / 3600
-    return float(run['flops']) * samples / run['samples'] if run.get('flops') else None
+        checkpoint = next(r.checkpoint for r in cell.records if r.checkpoint.run_name == run.run_name)
+        return None if checkpoint.training_seconds is None else checkpoint.training_seconds / 3600
+    return run.flops * samples / run.samples if run.flops else None

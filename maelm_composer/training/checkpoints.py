@@ -30,15 +30,14 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
 from maelm_composer.config import TrainingConfig
 from maelm_composer.errors import InputError
-from maelm_composer.records import give_usual_mode, write_json
-from maelm_composer.training.callbacks import METRICS, TrainingClock
-from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder, refusing_together
+from maelm_composer.files import apply_umask, write_json
+from maelm_composer.training.callbacks import TrainingClock
+from maelm_composer.training.run_folder import RunFolder, refusing_together
 
-WEIGHTS = 'model.safetensors'
 METADATA = '.metadata'  # torch's name: where in the shards each tensor lies
-PROGRESS = 'progress.json'
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 ANOTHER = 'name an older checkpoint in `latest`, or choose another run_name'
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -93,7 +92,7 @@ class Checkpoints(Callback):
 
     def _save(self, state: State) -> None:
         staged = self.folder.local / '.saving'
-        name = f'{CHECKPOINT_PREFIX}{state.timestamp.sample.value:012d}'
+        name = name_checkpoint(state.timestamp.sample.value)
         try:
             if dist.get_local_rank() == 0:
                 shutil.rmtree(staged, ignore_errors=True)
@@ -116,13 +115,13 @@ class Checkpoints(Callback):
 
     def _stage(self, state: State, staged: Path) -> None:
         """Composer's state, the weights alone for whoever only wants those, and where the run stood."""
-        save_checkpoint(state, str(staged / 'state.pt'), ignore_keys=drop_what_differs)
+        save_checkpoint(state, str(staged / STATE), ignore_keys=drop_what_differs)
         dist.barrier()  # every rank has found its own shard where Composer looks for it
         if dist.get_local_rank() == 0:
             for shards in staged.glob('ep*-ba*'):
                 with contextlib.suppress(FileNotFoundError):  # another node on the same disk was faster
-                    shards.rename(staged / 'state')
-        if dist.get_global_rank() == 0 and (metadata := staged / 'state' / METADATA).exists():
+                    shards.rename(staged / SHARDED_STATE)
+        if dist.get_global_rank() == 0 and (metadata := staged / SHARDED_STATE / METADATA).exists():
             write_portably(metadata)
         weights: dict[str, Any] = get_model_state_dict(
             state.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -130,7 +129,7 @@ class Checkpoints(Callback):
         if dist.get_global_rank() == 0:
             plain = {key.removeprefix('model.'): value.contiguous() for key, value in weights.items()}
             save_file(plain, staged / WEIGHTS, metadata={'format': 'pt'})
-            give_usual_mode(staged / WEIGHTS)
+            apply_umask(staged / WEIGHTS)
             at = state.timestamp
             seconds = self.clock.seconds
             progress = {'samples': at.sample.value, 'batch': at.batch.value, 'training_seconds': seconds}
@@ -210,7 +209,7 @@ def find_checkpoint(folder: RunFolder, model: nn.Module, is_sharded: bool) -> Ch
     checkpoint = folder.fetch(names[0])
     with refusing_together():  # a node may not see the disk of the others
         _assert_fits(checkpoint / WEIGHTS, model)
-        state = checkpoint / ('state' if is_sharded else 'state.pt')
+        state = checkpoint / (SHARDED_STATE if is_sharded else STATE)
         if not state.exists():
             raise InputError(
                 f'{checkpoint} was written with training.sharding '

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.checkpoint import state_dict
 
+from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import Manifest, load_id_counts, load_manifest
 from maelm_composer.device import find_device, keep_freed_memory, name_device
@@ -28,9 +29,9 @@ from maelm_composer.masking.collate import MaskingCollator, build_collator
 from maelm_composer.model.cost import count_forward_flops, count_parameters
 from maelm_composer.model.maelm import build_model
 from maelm_composer.precision import Choice, choose
+from maelm_composer.records import Pretraining, PretrainingRecord
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
-    METRICS,
     BatchSeed,
     DivergenceStop,
     GradientClipping,
@@ -59,10 +60,10 @@ from maelm_composer.training.sharding import GradientAverage, build_parallelism
 DIST_TIMEOUT_SECONDS = 1800.0  # a collective waits this long for the slowest rank, which may be downloading
 
 
-def pretrain(config: PretrainingConfig) -> dict[str, Any]:
+def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
     """Train to ``config.training.max_samples``, going on from the newest checkpoint in ``config.save_folder``.
 
-    Called by every rank. Returns the run's record, as it lies in ``record.json``.
+    Called by every rank. Returns the record that is written to the run folder; None on all ranks but the first.
 
     Raises:
         InputError: the recipe, the shards, the machine and the run folder do not go together, another process trains in
@@ -83,7 +84,8 @@ def pretrain(config: PretrainingConfig) -> dict[str, Any]:
     if dist.get_world_size() > 1 or config.training.sharding is not Sharding.ddp:
         dist.initialize_dist(device, timeout=DIST_TIMEOUT_SECONDS)
     with contextlib.ExitStack() as held:
-        folder, record, choices = RunFolder(config.save_folder, config.run_name), {}, [Choice(Precision.fp32)]
+        folder, choices = RunFolder(config.save_folder, config.run_name), [Choice(Precision.fp32)]
+        record: Pretraining | None = None
         with refusing_together():
             loggers = _build_loggers(config)
             manifest = load_manifest(config.data.remote)
@@ -113,12 +115,12 @@ def _train(
     precision: Choice,
     device: Device,
     folder: RunFolder,
-    record: dict[str, Any],
+    record: Pretraining | None,
     manifest: Manifest,
     collator: MaskingCollator,
     plan: Plan,
     loggers: list[LoggerDestination],
-) -> dict[str, Any]:
+) -> PretrainingRecord | None:
     is_first, is_sharded = dist.get_global_rank() == 0, config.training.sharding is not Sharding.ddp
     say = Console(highlight=False, soft_wrap=True, quiet=not is_first).print
     counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
@@ -128,7 +130,7 @@ def _train(
     numbers = {
         'world_size': dist.get_world_size(),
         'device': name_device(),
-        'precision': record.get('precision', str(precision)),  # of a run that goes on, why it began so
+        'precision': (record and record.precision) or str(precision),  # of a run that goes on, why it began so
         'attention': attention,
         'tokenizer_hash': manifest.tokenizer_hash,
         'flops': plan.flops,
@@ -136,12 +138,12 @@ def _train(
     }
     if checkpoint is not None and checkpoint.samples >= config.training.max_samples:
         folder.forget(checkpoint.state.parent.name)
-        if is_first and record.get('status') != 'finished':  # killed between its last checkpoint and its record
+        if is_first and not isinstance(record, PretrainingRecord):  # killed between its last checkpoint and its record
             record = record or begin_record(folder, config, identity, numbers)
             evaluation = find_last_eval(parse_metrics(folder.read(METRICS) or ''))
             record = finish_record(folder, record, plan, checkpoint.training_seconds, evaluation)
         say(f'{config.run_name} is complete: {checkpoint.samples:,} samples, in {config.save_folder}')
-        return record
+        return record if isinstance(record, PretrainingRecord) else None
     say(_start_screen(config, plan, manifest, precision, attention))
     if precision.notice:
         say(precision.notice)
@@ -212,9 +214,11 @@ def _train(
         if hasattr(state_dict._get_fqns, 'cache_clear'):
             state_dict._get_fqns.cache_clear()
     if is_first:
-        record = finish_record(folder, record, plan, clock.seconds, log.last_eval)
-        say(_summary(config, record))
-    return record
+        assert record is not None
+        finished = finish_record(folder, record, plan, clock.seconds, log.last_eval)
+        say(_summary(config, finished))
+        return finished
+    return None
 
 
 def _build_plan(config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator) -> Plan:
@@ -267,14 +271,14 @@ def _start_screen(
     return table
 
 
-def _summary(config: PretrainingConfig, record: dict[str, Any]) -> str:
-    loss, entropy = record['eval_loss'], record.get('unigram_entropy')
+def _summary(config: PretrainingConfig, record: PretrainingRecord) -> str:
+    loss, entropy = record.eval_loss, record.unigram_entropy
     nothing = ': it has learned nothing' if entropy is not None and loss >= entropy else ''
     beside = '' if entropy is None else f' (unigram entropy {entropy:.2f}{nothing})'
     return (
         f'{config.run_name}: validation loss {loss:.4f}{beside}\n'
-        f'{record["batches"]:,} steps, {record["samples"]:,} samples\n'
-        f'{record["tokens_per_second"]:,.0f} tokens/s, {record["training_seconds"]:,.0f} seconds of training\n'
+        f'{record.batches:,} steps, {record.samples:,} samples\n'
+        f'{record.tokens_per_second:,.0f} tokens/s, {record.training_seconds:,.0f} seconds of training\n'
         f'log and checkpoints: {config.save_folder}'
     )
 

@@ -1,11 +1,4 @@
-"""Where a run's files lie: a local folder, or an object store with a local working copy.
-
-::
-
-    recipe.yaml  record.json  metrics.csv  tokenizer/
-    latest                      -> the newest whole checkpoint (a link; in an object store a text object)
-    samples-000051200/          model.safetensors  progress.json  state.pt (or state/, one shard a rank)
-"""
+"""Where a run's files lie (checkpoints/names.py): a local folder, or an object store with a local working copy."""
 
 import contextlib
 import os
@@ -15,12 +8,10 @@ from pathlib import Path
 
 from composer.utils import dist
 
+from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST
 from maelm_composer.data.storage import delete, download, is_s3, join, list_names, read_file, upload, write_file
 from maelm_composer.errors import InputError
-from maelm_composer.records import write_text
-
-LATEST = 'latest'
-CHECKPOINT_PREFIX = 'samples-'
+from maelm_composer.files import write_text
 
 
 class RunFolder:

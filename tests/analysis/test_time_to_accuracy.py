@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maelm_composer.analysis.time_to_accuracy import Axis, Point, find_arrival
+from maelm_composer.analysis.time_to_accuracy import Axis, CheckpointScore, find_arrival
 from maelm_composer.errors import InputError
 
 SCORES = st.floats(0, 1, allow_nan=False)
 
 
-def curve_of(*scores: float, seconds: float = 3600) -> list[Point]:
+def curve_of(*scores: float, seconds: float = 3600) -> list[CheckpointScore]:
     """A checkpoint every 100 samples, ``seconds`` and 1e12 operations."""
-    return [Point(100 * i, seconds * i, 1e12 * i, (score,)) for i, score in enumerate(scores, 1)]
+    return [CheckpointScore(100 * i, seconds * i, 1e12 * i, (score,)) for i, score in enumerate(scores, 1)]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_miss_is_infinity():
 
 def test_medians_over_seeds_decide():
     """One lucky seed does not arrive, one unlucky does not hold back."""
-    curve = [Point(1, 3600, 1, (0.5, 0.9, 0.6)), Point(2, 7200, 2, (0.8, 0.1, 0.7))]
+    curve = [CheckpointScore(1, 3600, 1, (0.5, 0.9, 0.6)), CheckpointScore(2, 7200, 2, (0.8, 0.1, 0.7))]
     assert find_arrival(curve, 0.7, Axis.hours).first_crossing == 2
     assert find_arrival(curve, 0.7, Axis.hours).interpolated == pytest.approx(2)
 
@@ -76,12 +76,12 @@ def test_a_higher_target_never_comes_sooner(scores, target, other):
     'curve, message',
     [
         ([], 'without checkpoints'),
-        ([Point(1, 1, 1, ())], 'scores'),
-        ([Point(1, 1, 1, (math.nan,))], 'scores'),
-        ([Point(1, 1, 1, (0.5,)), Point(2, 2, 2, (0.5, 0.6))], 'seeds'),
-        ([Point(2, 1, 1, (0.5,)), Point(1, 2, 2, (0.5,))], 'samples of the checkpoints must rise'),
-        ([Point(1, 0, 1, (0.5,))], 'hours of the checkpoints must rise'),
-        ([Point(1, 1, 5, (0.5,)), Point(2, 2, 5, (0.5,))], 'flops of the checkpoints must rise'),
+        ([CheckpointScore(1, 1, 1, ())], 'scores'),
+        ([CheckpointScore(1, 1, 1, (math.nan,))], 'scores'),
+        ([CheckpointScore(1, 1, 1, (0.5,)), CheckpointScore(2, 2, 2, (0.5, 0.6))], 'seeds'),
+        ([CheckpointScore(2, 1, 1, (0.5,)), CheckpointScore(1, 2, 2, (0.5,))], 'samples of the checkpoints must rise'),
+        ([CheckpointScore(1, 0, 1, (0.5,))], 'hours of the checkpoints must rise'),
+        ([CheckpointScore(1, 1, 5, (0.5,)), CheckpointScore(2, 2, 5, (0.5,))], 'flops of the checkpoints must rise'),
     ],
 )
 def test_curves_that_cannot_be_timed_are_refused(curve, message):
