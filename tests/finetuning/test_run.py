@@ -29,7 +29,7 @@ from maelm_composer.finetuning.fit import plan_evaluations
 from maelm_composer.finetuning.identity import run_key
 from maelm_composer.finetuning.run import find_finished, finetune, summarize
 from maelm_composer.precision import Speeds
-from maelm_composer.records import Evaluation, Point, load_record, parse_finetuning, unpack_numbers
+from maelm_composer.records import EncoderIdentity, Evaluation, Point, load_record, parse_finetuning, unpack_numbers
 from maelm_composer.sweep.worker import Facts, record_failure
 from maelm_composer.tasks.catalogue import TASKS
 from maelm_composer.tasks.sources import load_task_data
@@ -102,11 +102,13 @@ def test_the_same_run_twice_is_the_same_and_done_once(configure, tmp_path):
     ]
     assert predictions[0].read_text() == predictions[1].read_text()
     other = finetune(dataclasses.replace(config, seed=2))
-    assert Path(config.save_folder, f'{other["key"]}.predictions.jsonl').read_text() != predictions[0].read_text()
+    assert Path(config.save_folder, f'{other.key}.predictions.jsonl').read_text() != predictions[0].read_text()
 
 
 def test_the_key_is_of_what_decides_the_scores(configure):
-    config, identity = configure('rte'), {'hash': 'h', 'implementation': 'ours', 'uri': 'here'}
+    config = configure('rte')
+    unknown = dict.fromkeys(('run_name', 'samples', 'recipe_hash', 'training_seconds'))
+    identity = EncoderIdentity(uri='here', hash='h', implementation='ours', **unknown)
     key = run_key(config, identity, 'd')
     assert key.startswith('rte-')
     for change in (
@@ -117,7 +119,7 @@ def test_the_key_is_of_what_decides_the_scores(configure):
         {'span': SpanConfig(n_best=1)},  # of no matter to RTE
         {'implementation': Implementation.ours},  # what it came to stands in the identity
     ):
-        assert run_key(dataclasses.replace(config, **change), identity | {'uri': 'there'}, 'd') == key
+        assert run_key(dataclasses.replace(config, **change), dataclasses.replace(identity, uri='there'), 'd') == key
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(FinetuningConfig)}
     numbers = {
         name: value for name, value in fields.items() if isinstance(value, (int, float)) and name != 'saves_model'
@@ -126,8 +128,8 @@ def test_the_key_is_of_what_decides_the_scores(configure):
     changes = [{name: value * 2 or 1} for name, value in numbers.items()]
     changes += [{'evaluation': EvaluationProtocol.half_epochs}, {'precision': Precision.bf16}, {'task': 'mrpc'}]
     keys = [run_key(dataclasses.replace(config, **change), identity, 'd') for change in changes]
-    keys += [run_key(config, identity, 'other'), run_key(config, identity | {'hash': 'i'}, 'd')]
-    keys += [run_key(config, identity | {'implementation': 'huggingface'}, 'd')]
+    keys += [run_key(config, identity, 'other'), run_key(config, dataclasses.replace(identity, hash='i'), 'd')]
+    keys += [run_key(config, dataclasses.replace(identity, implementation='huggingface'), 'd')]
     assert len(set(keys) | {key}) == len(keys) + 1
     squad = dataclasses.replace(config, task='squad2')
     assert run_key(dataclasses.replace(squad, span=SpanConfig(n_best=1)), identity, 'd') != run_key(
@@ -144,7 +146,7 @@ def test_half_epochs_keep_the_best_evaluation(configure):
     assert [entry.step for entry in record.evaluations] == [3, 6, 9, 12, 15, 18]
     scores = [entry.score for entry in record.evaluations]
     assert record.score == max(scores) > scores[0]
-    assert record.best_step == record.evaluations[scores.index(max(scores))]['step']
+    assert record.best_step == record.evaluations[scores.index(max(scores))].step
     assert record.protocol['evaluation'] == 'half_epochs'
     final = finetune(dataclasses.replace(config, evaluation=EvaluationProtocol.final))
     assert final.score == scores[-1]  # evaluating in between changes nothing

@@ -250,7 +250,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(recipe, capsys):
     assert 'lr 1e+30' in capsys.readouterr().err
     (of_task,) = result.tasks
     assert (of_task.point.learning_rate, len(of_task.records), len(of_task.finished)) == (1e-3, 3, 3)
-    path = Path('failing', f'{failure["key"]}.json')
+    path = Path('failing', f'{failure.key}.json')
     before = path.stat().st_mtime_ns
     assert len(sweep(recipe(*overrides)).failures) == 1
     assert path.stat().st_mtime_ns > before  # it was tried again
