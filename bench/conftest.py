@@ -14,10 +14,10 @@ import pytest
 
 from maelm_composer.cluster import start_ray
 from maelm_composer.errors import InputError
-from maelm_composer.records import write_text
+from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, Artefact, artefacts_of, find_artefact
 from maelm_composer.reporting.evidence import read_csv
-from maelm_composer.suite.devices import find_device
+from maelm_composer.suite.devices import describe_device
 from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_plan, sum_seconds
 from maelm_composer.suite.steps import Suite, load_suite
 
@@ -73,7 +73,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     with _chdir(ROOT):
         try:
-            suite, device = load_suite(*_read_options(session.config)), find_device()
+            suite, device = load_suite(*_read_options(session.config)), describe_device()
             print_plan(suite, plan_suite(suite, list_artefacts(session), device), device)
         except InputError as error:
             raise pytest.UsageError(str(error)) from None
@@ -96,7 +96,7 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
         suite = settle_precision(suite)
         artefacts, estimated = list_artefacts(request.session), 0.0
         with contextlib.suppress(InputError):  # a GPU of unknown peak: the runs go on without an estimate
-            estimated = sum_seconds(plan_suite(suite, artefacts, find_device()))
+            estimated = sum_seconds(plan_suite(suite, artefacts, describe_device()))
         start, started_ray = time.monotonic(), start_ray()
         before = signal.signal(signal.SIGTERM, _stop)  # during a pretraining run its own answer counts
         request.session.stash[MADE] = []

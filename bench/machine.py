@@ -12,7 +12,7 @@ import torch
 
 from maelm_composer.config import Precision
 from maelm_composer.precision import measure_speeds
-from maelm_composer.records import collect_provenance
+from maelm_composer.provenance import Provenance, collect_provenance
 
 # What multiplies matrices, the fastest first, by its name in /proc/cpuinfo: one model name is sold with several.
 INSTRUCTION_SETS = ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2', 'svebf16', 'sve', 'asimd')
@@ -28,7 +28,7 @@ class Machine:
     instruction_set: str  # one of INSTRUCTION_SETS; '' on a GPU
     threads: int
     limits: dict[str, str]  # those of LIMITS that are set
-    provenance: dict[str, Any]
+    provenance: Provenance
 
     @property
     def slug(self) -> str:
@@ -42,20 +42,20 @@ class Machine:
             'device': self.device,
             'instruction_set': self.instruction_set,
             'threads': self.threads,
-            **{name: self.provenance['packages'][name] for name in ('torch', 'transformers')},
+            **{name: self.provenance.packages[name] for name in ('torch', 'transformers')},
             'platform': platform.platform(),
-            'git_revision': self.provenance['git_revision'],
+            'git_revision': self.provenance.git_revision,
         }
 
     def describe(self) -> str:
         """Markdown: a heading, and what the numbers below it rest on."""
         kind = f', {self.threads} cores, {self.instruction_set}' if self.instruction_set else ''
         limited = ''.join(f', limited by {name}={value}' for name, value in self.limits.items())
-        speeds, packages, revision = measure_speeds(), self.provenance['packages'], self.provenance['git_revision']
+        speeds, packages, revision = measure_speeds(), self.provenance.packages, self.provenance.git_revision
         return (
             f'### {self.device}{kind}{limited}\n\n'
             f'torch {packages["torch"]}, transformers {packages["transformers"]}, maelm-composer '
-            f'{self.provenance["maelm_composer"]}{f" at {revision[:10]}" if revision else ""}. A feed-forward block '
+            f'{self.provenance.maelm_composer}{f" at {revision[:10]}" if revision else ""}. A feed-forward block '
             f'trains at {speeds.fp32 / 1e9:,.0f} GFLOP/s in fp32{" on one core" if kind else ""}; '
             f'{speeds.describe()}.\n'
         )
@@ -67,7 +67,7 @@ def find_machine() -> Machine:
     threads = torch.get_num_threads()
     if torch.cuda.is_available():
         return Machine(torch.cuda.get_device_name(), '', threads, limits, provenance)
-    return Machine(provenance['cpu'], find_instruction_set(), threads, limits, provenance)
+    return Machine(provenance.cpu, find_instruction_set(), threads, limits, provenance)
 
 
 def find_instruction_set() -> str:

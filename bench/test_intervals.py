@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maelm_composer.records import write_text
+from maelm_composer.files import write_text
 from maelm_composer.statistics import estimate_contrast, estimate_mean, measure_example_variance
 
 EXPERIMENTS, RESAMPLES, TAILS = 2000, 500, (2.5, 97.5)

@@ -3,7 +3,6 @@
 # Each command imports its own modules, so that `maelm --help` is immediate.
 
 import contextlib
-import json
 import os
 import platform
 import re
@@ -96,32 +95,34 @@ def runs(
     folders: Annotated[list[str], typer.Argument(metavar='FOLDER...', help='Save folders, local or s3://.')],
 ) -> None:
     """Compare pretraining runs: validation loss, steps, speed. Folders without a run are listed below the table."""
+    from maelm_composer.checkpoints.names import METRICS, RECORD
     from maelm_composer.console import begin_table, open_console
     from maelm_composer.data.storage import join, read_file
+    from maelm_composer.records import PretrainingRecord, parse_pretraining
 
-    found = {folder: read_file(join(folder, 'record.json')) for folder in folders}
+    found = {folder: read_file(join(folder, RECORD)) for folder in folders}
     no_runs = [folder for folder, content in found.items() if content is None]
     if len(no_runs) == len(found):
-        raise InputError(f'{no_runs[0]} holds no run: {join(no_runs[0], "record.json")} does not exist')
+        raise InputError(f'{no_runs[0]} holds no run: {join(no_runs[0], RECORD)} does not exist')
     numbers = ('validation loss', 'unigram', 'accuracy', 'steps', 'tokens/s', 'training')
     table = begin_table('folder', 'status', right=numbers, last=('run',))
     for folder, content in found.items():
         if content is None:
             continue
-        record = json.loads(content)
+        record = parse_pretraining(content, join(folder, RECORD))
         cells = ['-'] * len(numbers)
-        if record['status'] == 'finished':
+        if isinstance(record, PretrainingRecord):
             cells = [
-                f'{record["eval_loss"]:.4f}',
-                '-' if record.get('unigram_entropy') is None else f'{record["unigram_entropy"]:.2f}',
-                f'{record["eval_accuracy"]:.4f}',
-                f'{record["batches"]:,}',
-                f'{record["tokens_per_second"]:,.0f}',
-                f'{record["training_seconds"]:,.0f} s',
+                f'{record.eval_loss:.4f}',
+                '-' if record.unigram_entropy is None else f'{record.unigram_entropy:.2f}',
+                f'{record.eval_accuracy:.4f}',
+                f'{record.batches:,}',
+                f'{record.tokens_per_second:,.0f}',
+                f'{record.training_seconds:,.0f} s',
             ]
-        table.add_row(folder, record['status'], *cells, record['run_name'])
+        table.add_row(folder, record.status, *cells, record.run_name)
     open_console().print(table)
-    print('logs: metrics.csv in each folder')
+    print(f'logs: {METRICS} in each folder')
     if no_runs:
         print(f'no runs: {", ".join(no_runs)}')
 
@@ -169,7 +170,7 @@ def rank(
     kind = _choose(Implementation, implementation)
     record = analyze_ranks(checkpoint, options, data=data, text=text or (), implementation=kind, folder=folder)
     print(describe_ranks(record))
-    print(f'record: {folder}/{record["key"]}.json')
+    print(f'record: {folder}/{record.key}.json')
 
 
 @app.command()

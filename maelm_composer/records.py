@@ -1,95 +1,288 @@
-"""What a result needs to be believed: where it came from, and files that are whole or not there. Imports no torch."""
+"""The three kinds of record that runs leave, and their JSON files. Imports no torch.
+
+Version 1 is every record without a ``version`` field. Version 2 adds that field; ``precision``, ``unigram_entropy`` and
+``influences`` are always there if the run has them.
+"""
 
 import base64
-import importlib.metadata
+import dataclasses
 import json
-import os
-import platform
-import subprocess
-import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
-from maelm_composer import __version__
-from maelm_composer.recipe import hash_config
+from maelm_composer.config import Precision
+from maelm_composer.errors import InputError
+from maelm_composer.files import write_json
+from maelm_composer.provenance import Provenance
 
-PACKAGES = ('torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'numpy')
+CONTENT_HASH = 'content hash of data.remote'  # key of a pretraining run's identity
+STRICT = ConfigDict(extra='forbid', strict=True)
+AnyRecord = TypeVar('AnyRecord', bound='Record')
 
 
-def collect_provenance(config: Any) -> dict[str, Any]:
-    """Versions, source revision, hardware and the recipe's hash, JSON-ready."""
-    return {
-        'maelm_composer': __version__,
-        'git_revision': _git_revision(),
-        'python': platform.python_version(),
-        'packages': {name: importlib.metadata.version(name) for name in PACKAGES},
-        'platform': platform.platform(),
-        'cpu': _cpu_name(),
-        'cpu_count': os.cpu_count(),
-        'recipe_hash': hash_config(config),
-    }
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EncoderIdentity:
+    """Which encoder was fine-tuned or measured; fields of its pretraining are None if they are not known."""
+
+    uri: str
+    hash: str  # SHA-256 of the weights
+    run_name: str | None
+    samples: int | None  # rows trained on
+    recipe_hash: str | None
+    training_seconds: float | None
+    implementation: Literal['ours', 'huggingface']
+
+
+@dataclass(frozen=True, order=True, config=STRICT)
+class Point:
+    """A point of a fine-tuning search space; points sort as in a grid of ascending lists."""
+
+    learning_rate: float
+    batch_size: int
+    max_epochs: int
+    warmup_proportion: float
+
+    def __str__(self) -> str:
+        return (
+            f'lr {self.learning_rate:g}, batch {self.batch_size}, epochs {self.max_epochs}, '
+            f'warm-up {self.warmup_proportion:g}'
+        )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Record:
+    version: Literal[1, 2] = 2
+    provenance: Provenance
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _Pretraining(Record):
+    status: str
+    run_name: str
+    identity: dict[str, Any]  # everything that decides the weights, flat
+    world_size: int
+    device: str
+    precision: str | None = None  # with the reason for it
+    attention: dict[str, str]  # stack -> backend
+    tokenizer_hash: str
+    flops: int | None = None  # of the whole run
+    unigram_entropy: float | None = None  # of the training tokens, nats
+
+    @property
+    def seed(self) -> int:
+        return int(self.identity['seed'])
+
+    @property
+    def data_hash(self) -> str:
+        return str(self.identity[CONTENT_HASH])
+
+    @property
+    def training_precision(self) -> Precision:
+        return Precision[self.identity['training.precision']]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RunningPretraining(_Pretraining):
+    """A pretraining run that has begun and not ended."""
+
+    status: Literal['running'] = 'running'
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PretrainingRecord(_Pretraining):
+    """A finished pretraining run."""
+
+    status: Literal['finished'] = 'finished'
+    samples: int  # rows
+    batches: int  # optimizer steps
+    tokens: int
+    training_seconds: float
+    device_hours: float
+    tokens_per_second: float
+    eval_loss: float  # of the last validation, nats
+    eval_perplexity: float
+    eval_accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _Finetuning(Record):
+    kind: Literal['finetuning'] = 'finetuning'
+    key: str
+    status: str
+    error: str | None
+    task: str
+    seed: int
+    point: Point
+    protocol: dict[str, Any]  # the settings that all runs of a sweep share and that decide the scores
+    checkpoint: EncoderIdentity
+    data_hash: str
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class FailedFinetuning(_Finetuning):
+    """A fine-tuning run that ended with ``error``."""
+
+    status: Literal['failed'] = 'failed'
+    error: str
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Evaluation:
+    step: int
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RankAtEpoch:
+    epoch: int
+    effective_rank: int
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class FinetuningRecord(_Finetuning):
+    """A finished fine-tuning run; scores are fractions."""
+
+    status: Literal['finished'] = 'finished'
+    metrics: dict[str, float]
+    score: float  # the task's own metric
+    baseline: float  # score of the best constant answer
+    influences: dict[str, str] = dataclasses.field(default_factory=dict)  # metric -> :func:`pack_numbers`, one a row
+    evaluations: list[Evaluation]
+    best_step: int
+    effective_rank: int | None  # of the last weights
+    rank_curve: list[RankAtEpoch]
+    steps: int
+    train_loss: float
+    train_examples: int
+    answers_not_in_context: int
+    padded_share: float
+    examples_per_second: float
+    training_seconds: float
+    evaluation_seconds: float
+    device_hours: float
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LayerRanks:
+    """The measurements of one layer (docs/analysis.md)."""
+
+    layer: int
+    rank_real: int
+    rank_with_masks: int
+    rank_real_with_masks: int
+    rank_masks: int
+    mask_outside_share: float
+    real_outside_share: float
+    principal_angles_degrees: list[float]
+    rank_one_residual: float
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RankRecord(Record):
+    """Effective ranks of an encoder's layers."""
+
+    kind: Literal['rank'] = 'rank'
+    key: str
+    checkpoint: EncoderIdentity
+    data: dict[str, Any]  # the rows' source; ``hash`` decides the rows
+    tokens: int
+    mask_tokens: int
+    max_tokens: int
+    mlm_probability: float
+    threshold: float
+    centered: bool
+    precision: str
+    seed: int  # of the masks
+    layers: list[LayerRanks]
+    hidden_size: int
+    device: str
+    seconds: float
+
+    @property
+    def data_hash(self) -> str:
+        return str(self.data['hash'])
+
+
+Pretraining = RunningPretraining | PretrainingRecord
+Finetuning = FinetuningRecord | FailedFinetuning
+_BY_STATUS = Field(discriminator='status')
+_PRETRAINING: TypeAdapter[Pretraining] = TypeAdapter(Annotated[Pretraining, _BY_STATUS])
+_FINETUNING: TypeAdapter[Finetuning] = TypeAdapter(Annotated[Finetuning, _BY_STATUS])
+_RANK: TypeAdapter[RankRecord] = TypeAdapter(RankRecord)
+
+
+def parse_pretraining(text: str | bytes, where: str) -> Pretraining:
+    """The pretraining record in a JSON ``text``.
+
+    Raises:
+        InputError: not such a record; ``where``, the file's name, and the field are named.
+    """
+    return _parse(_PRETRAINING, 'pretraining', text, where)
+
+
+def parse_finetuning(text: str | bytes, where: str) -> Finetuning:
+    """As :func:`parse_pretraining`, of a fine-tuning record."""
+    return _parse(_FINETUNING, 'fine-tuning', text, where)
+
+
+def parse_rank(text: str | bytes, where: str) -> RankRecord:
+    """As :func:`parse_pretraining`, of a rank record."""
+    return _parse(_RANK, 'rank', text, where)
+
+
+def load_record(path: Path, parse: Callable[[bytes, str], AnyRecord]) -> AnyRecord:
+    """The record in a file; ``parse`` is one of the three functions above and raises as they do."""
+    return parse(path.read_bytes(), str(path))
+
+
+def load_folder(folder: Path, parse: Callable[[bytes, str], AnyRecord]) -> list[AnyRecord]:
+    """The records of every JSON file in ``folder``, by name; none if there is no such folder."""
+    return [load_record(path, parse) for path in sorted(folder.glob('*.json'))]
+
+
+def format_record(record: Record) -> dict[str, Any]:
+    """``record``, JSON-ready; a field that has a default and no value is left out, as in the file it was read from."""
+    plain = dataclasses.asdict(record)
+    for field in dataclasses.fields(record):
+        has_default = field.default is None or field.default_factory is not dataclasses.MISSING
+        if has_default and not plain[field.name]:
+            del plain[field.name]
+    if record.version == 1:
+        del plain['version']
+    return plain
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write ``record``, whole or not at all."""
+    write_json(path, format_record(record))
+
+
+def _parse(adapter: TypeAdapter[AnyRecord], kind: str, text: str | bytes, where: str) -> AnyRecord:
+    try:
+        plain = json.loads(text)
+        return adapter.validate_json(json.dumps({'version': 1} | plain if isinstance(plain, dict) else plain))
+    except ValidationError as error:
+        first = error.errors()[0]
+        # The status, by which pydantic has chosen a class, comes before the field.
+        field = [str(part) for part in first['loc'] if part not in ('running', 'finished', 'failed')]
+        raise InputError(f'{where} is no {kind} record: {": ".join([*field, first["msg"]])}') from None
+    except ValueError as error:
+        raise InputError(f'{where} is not JSON: {error}') from None
 
 
 def pack_numbers(values: Sequence[float] | np.ndarray) -> str:
-    """Three significant digits of each, as text: little-endian half precision, zlib, base64."""
+    """Text that holds three significant digits of each value: little-endian half precision, zlib, base64."""
     return base64.b64encode(zlib.compress(np.asarray(values, '<f2').tobytes(), 9)).decode()
 
 
 def unpack_numbers(text: str) -> np.ndarray:
-    """What :func:`pack_numbers` packed, in double precision."""
+    """The values in a text of :func:`pack_numbers`, in double precision."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), '<f2').astype(float)
-
-
-def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Write ``record`` so that a reader sees the old file or the new one, never half of one."""
-    write_text(path, json.dumps(record, indent=2) + '\n')
-
-
-def write_text(path: Path, text: str) -> None:
-    """As :func:`write_json`, for text."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """As :func:`write_json`, for bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: runs on several machines may write the same file of one shared folder.
-    temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}')
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def give_usual_mode(path: Path) -> None:
-    """Readable as any file that this process writes; safetensors lets nobody but the owner read its files."""
-    mask = os.umask(0)
-    os.umask(mask)
-    path.chmod(0o666 & ~mask)
-
-
-def _git_revision() -> str | None:
-    """The source's commit, with ``-dirty`` where files differ from it; None outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
-    if not (root / '.git').exists():
-        return None
-    command = ['git', '-C', str(root), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
-    return names[0] if names else platform.processor()

@@ -20,6 +20,8 @@ STAGES = [
         'config',
         'recipe',
         'records',
+        'files',
+        'provenance',
         'lock',
         'patches',
         'statistics',
@@ -43,12 +45,23 @@ STAGES = [
     {'cli'},
 ]
 TORCHLESS = [
-    *('config', 'errors', 'recipe', 'records', 'model.cost', 'training.plan', 'training.scaling'),
+    *(
+        'config',
+        'errors',
+        'recipe',
+        'files',
+        'provenance',
+        'records',
+        'checkpoints.names',
+        'model.cost',
+        'training.plan',
+        'training.scaling',
+    ),
     *('tasks.squad_metric', 'suite.steps', 'suite.cost', 'suite.devices', 'suite.plan'),
     *('suite.collect', 'suite.terminal'),
 ]
 TORCHLESS += ['stack', 'statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']
-TORCHLESS += ['finetuning.identity', 'sweep.search', 'sweep.claims', 'sweep.report']
+TORCHLESS += ['finetuning.identity', 'sweep.search', 'sweep.lease', 'sweep.report']
 
 
 def stage_of(name: str) -> int:

@@ -25,6 +25,7 @@ from maelm_composer.data.tokenizer import save_tokenizer, train_tokenizer
 from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import to_yaml
 from maelm_composer.tasks.catalogue import TASKS
+from tests.records import PROVENANCE, make_pretraining
 
 V, N = 320, 48
 GOOD = ['bright', 'kind', 'calm', 'warm']
@@ -91,8 +92,7 @@ def write_run(folder: Path, model: ModelConfig, weights: dict, remote: str, **re
     (folder / CHECKPOINT).mkdir(parents=True)
     config = PretrainingConfig(run_name=folder.name, save_folder=remote, data=DataConfig(remote=remote), model=model)
     (folder / 'recipe.yaml').write_text(to_yaml(config))
-    record = {'run_name': folder.name, 'provenance': {'recipe_hash': 'r' * 64}, **record}
-    (folder / 'record.json').write_text(json.dumps(record))
+    (folder / 'record.json').write_text(json.dumps(make_pretraining(folder.name, provenance=PROVENANCE, **record)))
     save_file(weights, folder / CHECKPOINT / 'model.safetensors')
     progress = {'samples': SAMPLES, 'training_seconds': 1.5}
     (folder / CHECKPOINT / 'progress.json').write_text(json.dumps(progress))

@@ -1,9 +1,8 @@
 """The rank record of a checkpoint: effective rank per layer, and the [MASK]s' subspace (Table 3, Figures 1 and 5)."""
 
 import dataclasses
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,20 @@ from maelm_composer.analysis.effective_rank import THRESHOLD, Gram, find_directi
 from maelm_composer.analysis.hidden_states import View, iterate_views
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text
 from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
-from maelm_composer.checkpoints.find import find_checkpoint, read_recipe
+from maelm_composer.checkpoints.find import find_encoder, read_recipe
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.precision import choose_in, tell
+from maelm_composer.provenance import collect_provenance
 from maelm_composer.recipe import hash_json
-from maelm_composer.records import collect_provenance, write_json
+from maelm_composer.records import LayerRanks, RankRecord, load_record, parse_rank, write_record
 
 
 @dataclass(frozen=True)
 class RankOptions:
-    """What decides the record beside the checkpoint and the rows."""
+    """The settings that decide a rank record, beside checkpoint and rows."""
 
     max_tokens: int = 5_000_000  # real tokens; the paper's n
     mlm_probability: float = 0.15
@@ -39,12 +39,12 @@ class RankOptions:
 
 @dataclass
 class _Layer:
-    """Sums over one layer's states."""
+    """Sums over the hidden states of one layer."""
 
-    real: Gram  # inputs without [MASK]
-    kept: Gram  # inputs with [MASK], at the real tokens
-    masks: Gram  # inputs with [MASK], at the [MASK]s
-    residual: RankOneResidual  # of the kept
+    real: Gram  # real tokens in inputs without [MASK]
+    kept: Gram  # real tokens in inputs with [MASK]
+    masks: Gram  # [MASK]s
+    residual: RankOneResidual  # of the rows in ``kept``
 
 
 def analyze_ranks(
@@ -55,19 +55,20 @@ def analyze_ranks(
     text: Sequence[str] = (),
     implementation: Implementation = Implementation.auto,
     folder: str = 'ranks',
-) -> dict[str, Any]:
-    """Measure ``checkpoint``, or return the record of the same measurement from ``folder``/<key>.json.
+) -> RankRecord:
+    """Measure ``checkpoint``, or return the record ``folder``/<key>.json of an earlier, identical measurement.
 
     Args:
-        checkpoint: as ``checkpoints/pretrained.py`` takes it.
-        data: shards whose validation rows are read; the default is those that the checkpoint was trained on.
-        text: globs of text files to read instead.
+        checkpoint: as in :func:`load_pretrained`.
+        data: shards with the validation rows to read; default: those of the checkpoint's recipe.
+        text: globs of text files to read instead of shards.
 
     Returns:
         The record, see docs/analysis.md.
 
     Raises:
-        InputError: as loading and the rows raise; options out of range; fewer tokens than the encoder has dimensions.
+        InputError: an option is out of range, checkpoint or rows cannot be read, or the rows have fewer tokens than the
+            encoder has dimensions.
     """
     _check(options, data, text)
     pretrained = load_pretrained(checkpoint, implementation)
@@ -75,29 +76,28 @@ def analyze_ranks(
     choice = choose_in(Path(folder), options.precision, '--precision')
     tell(choice.notice)
     options = dataclasses.replace(options, precision=choice.precision)
-    plain = {**asdict(options), 'precision': options.precision.name}
-    decisive = [pretrained.identity['hash'], pretrained.identity['implementation'], source.identity['hash'], plain]
+    plain: dict[str, Any] = {**asdict(options), 'precision': options.precision.name}
+    decisive = [pretrained.identity.hash, pretrained.identity.implementation, source.identity['hash'], plain]
     key = hash_json(decisive)[:16]
     path = Path(folder, f'{key}.json')
     if path.exists():
-        return dict(json.loads(path.read_text(encoding='utf-8')))
+        return load_record(path, parse_rank)
     start = time.monotonic()
     layers = _accumulate(pretrained, source, options)
-    record = {
-        'kind': 'rank',
-        'key': key,
-        'checkpoint': pretrained.identity,
-        'data': source.identity,
-        'tokens': layers[0].real.count,
-        'mask_tokens': layers[0].masks.count,
+    record = RankRecord(
+        key=key,
+        checkpoint=pretrained.identity,
+        data=source.identity,
+        tokens=layers[0].real.count,
+        mask_tokens=layers[0].masks.count,
         **plain,
-        'layers': [_describe(number, layer, options) for number, layer in enumerate(layers)],
-        'hidden_size': pretrained.hidden_size,
-        'device': name_device(),
-        'seconds': time.monotonic() - start,
-        'provenance': collect_provenance(options),
-    }
-    write_json(path, record)
+        layers=[_measure(number, layer, options) for number, layer in enumerate(layers)],
+        hidden_size=pretrained.hidden_size,
+        device=name_device(),
+        seconds=time.monotonic() - start,
+        provenance=collect_provenance(options),
+    )
+    write_record(path, record)
     return record
 
 
@@ -116,7 +116,7 @@ def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: 
         return find_text(text, pretrained.tokenizer, pretrained.max_seq_len)
     if data is not None:
         return find_shards(DataConfig(remote=data), pretrained.tokenizer, pretrained.max_seq_len)
-    found = find_checkpoint(checkpoint)
+    found = find_encoder(checkpoint)
     if found is None or found.run is None:
         raise InputError(f'{checkpoint} has no pretraining recipe that names its shards: name some, or text files')
     return find_shards(read_recipe(found).data, pretrained.tokenizer, pretrained.max_seq_len)
@@ -132,7 +132,7 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
         max_tokens=options.max_tokens,
         mlm_probability=options.mlm_probability,
         seed=options.seed,
-        is_packed=pretrained.identity['implementation'] == 'ours',
+        is_packed=pretrained.identity.implementation == 'ours',
     )
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision is Precision.bf16)
     with torch.inference_mode(), autocast, tqdm(unit=' tokens', unit_scale=True, disable=None) as progress:
@@ -148,7 +148,7 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
 
 
 def _add(encoder: Any, view: View, layers: list[_Layer], size: int) -> None:
-    """Add one batch to ``layers``, which the first one makes."""
+    """Add one batch to ``layers``; the first batch creates them."""
     where = view.position_ids, view.segment_ids
     for number, states in enumerate(encoder.layer_states(view.plain_ids, *where)):
         if number == len(layers):
@@ -164,44 +164,42 @@ def _add(encoder: Any, view: View, layers: list[_Layer], size: int) -> None:
         layer.residual.add(kept, sizes)
 
 
-def _describe(number: int, layer: _Layer, options: RankOptions) -> dict[str, Any]:
+def _measure(number: int, layer: _Layer, options: RankOptions) -> LayerRanks:
     threshold, centered = options.threshold, options.centered
     kept = find_directions(layer.kept, threshold, centered)
     masks = find_directions(layer.masks, threshold, centered)
-    return {
-        'layer': number,
-        'rank_real': measure_effective_rank(layer.real, threshold, centered),
-        'rank_with_masks': measure_effective_rank(layer.kept + layer.masks, threshold, centered),
-        'rank_real_with_masks': kept.shape[1],
-        'rank_masks': masks.shape[1],
-        'mask_outside_share': measure_outside_share(layer.masks, kept, centered),
-        'real_outside_share': measure_outside_share(layer.kept, kept, centered),
-        'principal_angles_degrees': measure_principal_angles(kept, masks),
-        'rank_one_residual': layer.residual.get_mean(),
-    }
-
-
-def describe_ranks(record: dict[str, Any]) -> str:
-    """The record as a table, a line a layer."""
-    columns = (
-        ('layer', 'layer', '{}'),
-        ('rank, no [MASK]', 'rank_real', '{}'),
-        ('with: all', 'rank_with_masks', '{}'),
-        ('real', 'rank_real_with_masks', '{}'),
-        ('[MASK]', 'rank_masks', '{}'),
-        ('[MASK] outside', 'mask_outside_share', '{:.1%}'),
-        ('real outside', 'real_outside_share', '{:.1%}'),
-        ('median angle', 'principal_angles_degrees', '{[2]:.1f}°'),
-        ('rank-1 residual', 'rank_one_residual', '{:.3f}'),
+    return LayerRanks(
+        layer=number,
+        rank_real=measure_effective_rank(layer.real, threshold, centered),
+        rank_with_masks=measure_effective_rank(layer.kept + layer.masks, threshold, centered),
+        rank_real_with_masks=kept.shape[1],
+        rank_masks=masks.shape[1],
+        mask_outside_share=measure_outside_share(layer.masks, kept, centered),
+        real_outside_share=measure_outside_share(layer.kept, kept, centered),
+        principal_angles_degrees=measure_principal_angles(kept, masks),
+        rank_one_residual=layer.residual.get_mean(),
     )
-    width = max(len(title) for title, _, _ in columns)
-    lines = [''.join(title.rjust(width + 1) for title, _, _ in columns)]
-    for layer in record['layers']:
-        lines.append(''.join(form.format(layer[name]).rjust(width + 1) for _, name, form in columns))
-    origin = record['checkpoint']['run_name'] or record['checkpoint']['uri']
+
+
+def describe_ranks(record: RankRecord) -> str:
+    """A table of the record, one line per layer."""
+    columns: dict[str, Callable[[LayerRanks], str]] = {
+        'layer': lambda layer: str(layer.layer),
+        'rank, no [MASK]': lambda layer: str(layer.rank_real),
+        'with: all': lambda layer: str(layer.rank_with_masks),
+        'real': lambda layer: str(layer.rank_real_with_masks),
+        '[MASK]': lambda layer: str(layer.rank_masks),
+        '[MASK] outside': lambda layer: f'{layer.mask_outside_share:.1%}',
+        'real outside': lambda layer: f'{layer.real_outside_share:.1%}',
+        'median angle': lambda layer: f'{layer.principal_angles_degrees[2]:.1f}°',
+        'rank-1 residual': lambda layer: f'{layer.rank_one_residual:.3f}',
+    }
+    width = max(map(len, columns)) + 1
+    lines = [''.join(title.rjust(width) for title in columns)]
+    lines += [''.join(show(layer).rjust(width) for show in columns.values()) for layer in record.layers]
     lines.append(
-        f'{origin}: {record["threshold"]}-effective rank of {record["hidden_size"]} dimensions, '
-        f'{"centred" if record["centered"] else "uncentred"}; {record["tokens"]:,} real tokens, '
-        f'{record["mask_tokens"]:,} [MASK]s; {record["seconds"]:,.0f} s'
+        f'{record.checkpoint.run_name or record.checkpoint.uri}: {record.threshold}-effective rank of '
+        f'{record.hidden_size} dimensions, {"centred" if record.centered else "uncentred"}; {record.tokens:,} real '
+        f'tokens, {record.mask_tokens:,} [MASK]s; {record.seconds:,.0f} s'
     )
     return '\n'.join(lines)

@@ -1,6 +1,5 @@
 """A checkpoint of ours -> a folder that Hugging Face's Auto classes load (docs/export.md)."""
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -14,22 +13,16 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from maelm_composer.checkpoints import modeling_maelm
-from maelm_composer.checkpoints.find import (
-    FINETUNED,
-    PROGRESS,
-    RECORD,
-    Checkpoint,
-    find_checkpoint,
-    read_recipe,
-    read_weights,
-)
+from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, read_recipe, read_weights
 from maelm_composer.checkpoints.huggingface import export_encoder
+from maelm_composer.checkpoints.names import FINETUNED, PROGRESS, WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.data.storage import read_file
 from maelm_composer.data.tokenizer import write_tokenizer
 from maelm_composer.errors import InputError
+from maelm_composer.files import apply_umask
 from maelm_composer.recipe import to_plain
-from maelm_composer.records import give_usual_mode
+from maelm_composer.records import FinetuningRecord, Pretraining, PretrainingRecord, parse_finetuning
 from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, SPAN
 
 _PREFIXES = {'roberta': 'Roberta', 'mpnet': 'MPNet', 'maelm': 'Maelm'}  # of class names, by model type
@@ -49,10 +42,12 @@ def export(checkpoint: str, folder: str) -> None:
     """
     target = Path(os.path.abspath(folder))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f'{folder} is there already: give a folder that is empty or not there')
-    found = find_checkpoint(checkpoint)
+        raise InputError(f'{folder} exists and is not empty: name another folder')
+    found = find_encoder(checkpoint)
     if found is None:
-        raise InputError(f'{checkpoint} is not one of ours: give a run folder, a checkpoint or a fine-tuned model')
+        raise InputError(
+            f'{checkpoint} is not an encoder of ours: name a run folder, a checkpoint or a fine-tuned model'
+        )
     pretrained = load_pretrained(checkpoint)
     description = found.read_json(FINETUNED) if found.run is None else {}
     head = read_weights(found, 'head.')[0] if description else {}
@@ -66,7 +61,7 @@ def export(checkpoint: str, folder: str) -> None:
     try:
         model.save_pretrained(staged, safe_serialization=True)
         write_tokenizer(tokenizer, staged)
-        give_usual_mode(staged / 'model.safetensors')
+        apply_umask(staged / WEIGHTS)
         if model.config.model_type == 'maelm':
             source = Path(modeling_maelm.__file__)
             shutil.copyfile(source, staged / source.name)
@@ -120,7 +115,7 @@ def _describe_labels(config: PretrainedConfig, description: Mapping[str, Any]) -
         config.problem_type = 'regression'
 
 
-def write_card(found: Checkpoint, pretrained: Pretrained, description: Mapping[str, Any], class_name: str) -> str:
+def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mapping[str, Any], class_name: str) -> str:
     """README.md: what the model is, how to load it, its recipe, data and results, as far as they are recorded."""
     is_stock = not class_name.startswith('Maelm')
     task = description.get('task')
@@ -128,17 +123,17 @@ def write_card(found: Checkpoint, pretrained: Pretrained, description: Mapping[s
     trust = '' if is_stock else ', trust_remote_code=True'
     identity, config = pretrained.identity, pretrained.config
     assert config is not None
-    record = found.read_json(RECORD) if found.run is not None else {}
+    record = found.read_record()
     facts = {
         'class': f'`{class_name}`, ' + ('of Transformers itself' if is_stock else '`modeling_maelm.py` in this folder'),
         'encoder': f'{config.num_hidden_layers} layers, width {config.hidden_size}, {config.max_seq_len} positions, '
         f'{config.vocab_size:,} tokens',
         'task': task,
-        'pretraining run': identity['run_name'],
-        'pretraining rows': identity['samples'],
-        'recipe hash': identity['recipe_hash'],
-        'data hash': record.get('identity', {}).get('content hash of data.remote'),
-        'weights (SHA-256 of the checkpoint)': identity['hash'],
+        'pretraining run': identity.run_name,
+        'pretraining rows': identity.samples,
+        'recipe hash': identity.recipe_hash,
+        'data hash': record.data_hash if record is not None else None,
+        'weights (SHA-256 of the checkpoint)': identity.hash,
     }
     lines = [
         '---',
@@ -147,7 +142,7 @@ def write_card(found: Checkpoint, pretrained: Pretrained, description: Mapping[s
         'tags: [mae-lm, masked-language-modeling]',
         '---',
         '',
-        f'# {identity["run_name"] or Path(found.uri).name}' + (f', fine-tuned on {task}' if task else ''),
+        f'# {identity.run_name or Path(found.uri).name}' + (f', fine-tuned on {task}' if task else ''),
         '',
         'Exported by maelm-composer, which reproduces "Representation Deficiency in Masked Language Modeling" '
         '(arXiv:2302.02060).',
@@ -173,15 +168,15 @@ def write_card(found: Checkpoint, pretrained: Pretrained, description: Mapping[s
     return '\n'.join([*lines, '## Recipe', '', '```yaml', yaml.safe_dump(recipe, sort_keys=False).rstrip(), '```', ''])
 
 
-def _describe_results(found: Checkpoint, record: Mapping[str, Any]) -> list[str]:
-    """Of the last checkpoint of a finished run, or of a fine-tuned model whose record lies beside its folder."""
+def _describe_results(found: EncoderFolder, record: Pretraining | None) -> list[str]:
+    """Results of the last checkpoint of a finished run, or of a fine-tuned model whose record is beside its folder."""
     results: dict[str, float] = {}
     if found.run is None:
-        content = read_file(f'{found.uri}.json')
-        results = {} if content is None else json.loads(content)['metrics']
-    elif record.get('status') == 'finished' and record.get('samples') == found.read_json(PROGRESS).get('samples'):
-        names = {'eval_loss': 'validation loss (nats)', 'eval_accuracy': 'accuracy at masked positions'}
-        results = {text: record[name] for name, text in names.items()}
+        uri = f'{found.uri}.json'
+        finetuned = None if (content := read_file(uri)) is None else parse_finetuning(content, uri)
+        results = finetuned.metrics if isinstance(finetuned, FinetuningRecord) else {}
+    elif isinstance(record, PretrainingRecord) and record.samples == found.read_json(PROGRESS).get('samples'):
+        results = {'validation loss (nats)': record.eval_loss, 'accuracy at masked positions': record.eval_accuracy}
     if not results:
         return []
     rows = [f'| {name} | {value:.4f} |' for name, value in results.items()]

@@ -1,8 +1,4 @@
-"""Where a checkpoint of our own lies, and what lies beside it.
-
-A run folder of pretraining (its newest checkpoint), one checkpoint in it, both local or s3://, or the folder of a
-fine-tuned model.
-"""
+"""Finding an encoder of our own on disk, and reading its weights and the files beside them."""
 
 import contextlib
 import dataclasses
@@ -19,39 +15,58 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from maelm_composer.checkpoints.names import (
+    FINETUNED,
+    HUGGING_FACE_CONFIG,
+    LATEST,
+    RECIPE,
+    RECORD,
+    TOKENIZER,
+    WEIGHTS,
+)
 from maelm_composer.config import ModelConfig, PretrainingConfig
 from maelm_composer.data.storage import is_s3, join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
+from maelm_composer.records import Pretraining, parse_pretraining
 
-# As training/ names them, which is not imported, as it brings Composer.
-WEIGHTS, PROGRESS = 'model.safetensors', 'progress.json'
-RECIPE, RECORD, TOKENIZER, LATEST = 'recipe.yaml', 'record.json', 'tokenizer', 'latest'
-FINETUNED, HUGGING_FACE_CONFIG = 'finetuned.json', 'config.json'
 _BLOCK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    uri: str  # folder of the weights, no link
-    run: str | None  # folder of its pretraining run; None: a fine-tuned model
+class EncoderFolder:
+    """A checkpoint of a pretraining run, local or in an object store, or a fine-tuned model."""
+
+    uri: str  # folder of the weights, links resolved
+    run: str | None  # folder of the pretraining run; None for a fine-tuned model
 
     @property
     def tokenizer(self) -> str:
         return join(self.run or self.uri, TOKENIZER)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A file beside the weights, or of the run; empty where it is not there."""
-        folder = self.run if name == RECORD and self.run is not None else self.uri
-        content = read_file(join(folder, name))
+        """The content of a JSON file beside the weights; empty if the file does not exist."""
+        content = read_file(join(self.uri, name))
         return {} if content is None else json.loads(content)
 
+    def read_record(self) -> Pretraining | None:
+        """The record of the pretraining run; None for a fine-tuned model or a run without a record."""
+        if self.run is None:
+            return None
+        uri = join(self.run, RECORD)
+        content = read_file(uri)
+        return None if content is None else parse_pretraining(content, uri)
 
-def find_checkpoint(checkpoint: str) -> Checkpoint | None:
-    """The checkpoint of ours that ``checkpoint`` names, or None where it can only be one of Hugging Face.
+
+def find_encoder(checkpoint: str) -> EncoderFolder | None:
+    """The folder of our own encoder that ``checkpoint`` names, or None if only Hugging Face can know that name.
+
+    Args:
+        checkpoint: a run folder, which stands for its newest checkpoint, one of its checkpoints, or the folder of a
+            fine-tuned model.
 
     Raises:
-        InputError: a run without checkpoints, or nothing at an s3:// address.
+        InputError: the run has no checkpoint, or the s3:// address is empty.
     """
     uri = checkpoint.rstrip('/')
     is_remote = is_s3(uri)
@@ -59,22 +74,22 @@ def find_checkpoint(checkpoint: str) -> Checkpoint | None:
         uri = os.path.join(os.path.dirname(uri) or '.', os.readlink(uri))
     names = list_names(uri)
     if FINETUNED in names:
-        return Checkpoint(uri, None)
+        return EncoderFolder(uri, None)
     if WEIGHTS in names and HUGGING_FACE_CONFIG not in names:
-        return Checkpoint(uri, os.path.dirname(uri) or '.')
+        return EncoderFolder(uri, os.path.dirname(uri) or '.')
     parent, _, name = uri.rpartition('/')
     run = parent if is_remote and name == LATEST else uri
     if RECIPE in names or run != uri:
         newest = _read_latest(run)
         if newest is None:
             raise InputError(f'{run} holds no checkpoint yet')
-        return Checkpoint(join(run, newest), run)
+        return EncoderFolder(join(run, newest), run)
     if is_remote:
         raise InputError(f'{checkpoint} holds neither a run nor a checkpoint')
     return None
 
 
-def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
+def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
     """The model section of a run's recipe, or of a fine-tuned model's description."""
     if checkpoint.run is None:
         plain: dict[str, Any] = checkpoint.read_json(FINETUNED)['config'] | {'decoder': None}
@@ -85,8 +100,8 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
     return read_recipe(checkpoint).model
 
 
-def read_weights(checkpoint: Checkpoint, prefix: str) -> tuple[dict[str, Tensor], str]:
-    """Tensors whose name begins with ``prefix``, without it, and the SHA-256 (hex) of the whole file."""
+def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, Tensor], str]:
+    """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex)."""
     uri = join(checkpoint.uri, WEIGHTS)
     with _as_local_file(uri) as path:
         digest = hashlib.sha256()
@@ -102,7 +117,7 @@ def read_weights(checkpoint: Checkpoint, prefix: str) -> tuple[dict[str, Tensor]
     return weights, digest.hexdigest()
 
 
-def read_recipe(checkpoint: Checkpoint) -> PretrainingConfig:
+def read_recipe(checkpoint: EncoderFolder) -> PretrainingConfig:
     """The recipe of a pretraining run."""
     assert checkpoint.run is not None
     with _as_local_file(join(checkpoint.run, RECIPE)) as path:
@@ -127,5 +142,5 @@ def _as_local_file(uri: str) -> Iterator[Path]:
                 path.write_bytes(content)
                 del content  # it may be gigabytes
         if not path.exists():
-            raise InputError(f'{uri} is not there')
+            raise InputError(f'{uri} does not exist')
         yield path

@@ -46,7 +46,7 @@ _TOKEN_TYPES = 'embeddings.token_type_embeddings.weight'
 _RELATIVE = 'encoder.relative_attention_bias.weight'
 
 
-def find_obstacle(config: PretrainedConfig) -> str | None:
+def explain_unsupported(config: PretrainedConfig) -> str | None:
     """Why our encoder cannot compute this model, or None where it can."""
     kind = config.model_type
     if kind not in ('bert', 'roberta', 'mpnet', 'maelm'):
@@ -68,7 +68,7 @@ def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> t
     Raises:
         InputError: our encoder cannot compute this model.
     """
-    if (obstacle := find_obstacle(config)) is not None:
+    if (obstacle := explain_unsupported(config)) is not None:
         raise InputError(f'our encoder cannot compute this model: {obstacle}')
     offset = position_offset(config)
     is_mpnet = isinstance(config, MPNetConfig)

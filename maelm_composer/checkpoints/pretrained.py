@@ -19,12 +19,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig,
 from transformers.utils import logging
 
 from maelm_composer.checkpoints.find import (
-    FINETUNED,
-    PROGRESS,
-    RECORD,
-    TOKENIZER,
-    Checkpoint,
-    find_checkpoint,
+    EncoderFolder,
+    find_encoder,
     read_model_config,
     read_recipe,
     read_weights,
@@ -32,19 +28,20 @@ from maelm_composer.checkpoints.find import (
 from maelm_composer.checkpoints.huggingface import (
     POOLER,
     HuggingFaceEncoder,
-    find_obstacle,
+    explain_unsupported,
     import_encoder,
     position_offset,
 )
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig, MaelmModel
+from maelm_composer.checkpoints.names import FINETUNED, PROGRESS, TOKENIZER, TOKENIZER_FILE
 from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
 from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.model.attention import select_attention
 from maelm_composer.model.encoder import Encoder
+from maelm_composer.records import EncoderIdentity
 
 ENCODER = 'encoder.'
-ORIGIN = ('run_name', 'samples', 'recipe_hash', 'training_seconds')  # of the pretraining
 _HUB_NAME = re.compile(r'[\w-][\w.-]*(/[\w-][\w.-]*)?')
 _DROPOUTS = {
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'dropout', 'attention_dropout'),
@@ -63,7 +60,7 @@ class Pretrained:
     max_seq_len: int
     vocab_size: int
     tokenizer: PreTrainedTokenizerFast  # reads raw text: what spells a special token is ordinary text
-    identity: dict[str, Any]  # uri, hash, implementation, and of :data:`ORIGIN` what is known, else None
+    identity: EncoderIdentity
     config: ModelConfig | None  # None: computed by Hugging Face's own class
 
 
@@ -82,7 +79,7 @@ def load_pretrained(
         InputError: it is not there, is damaged, does not fit its recipe or its tokenizer; or the implementation
             cannot compute it.
     """
-    found = find_checkpoint(checkpoint)
+    found = find_encoder(checkpoint)
     if found is None:
         return _load_huggingface(checkpoint, implementation, dropout)
     if implementation is Implementation.huggingface:
@@ -97,14 +94,14 @@ def load_pretrained(
     return Pretrained(encoder, config.hidden_size, config.max_seq_len, config.vocab_size, tokenizer, identity, config)
 
 
-def _read_tokenizer(checkpoint: Checkpoint, config: ModelConfig) -> PreTrainedTokenizerFast:
+def _read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrainedTokenizerFast:
     """The run's own; of a run from before there was one, that of its data, where it still is."""
     folder = checkpoint.tokenizer
     names = list_names(folder)
     if not names and checkpoint.run is not None:
         folder = join(read_recipe(checkpoint).data.remote, TOKENIZER)
         names = list_names(folder)
-    if 'tokenizer.json' not in names:
+    if TOKENIZER_FILE not in names:
         raise InputError(f'{checkpoint.tokenizer} is not there: copy there the tokenizer that made its shards')
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
@@ -168,7 +165,7 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         raise InputError(
             f'{name} lacks {len(missing)} weights of its {type(model).__name__}: {missing[0]} is the first'
         )
-    obstacle = find_obstacle(theirs)
+    obstacle = explain_unsupported(theirs)
     if implementation is Implementation.ours and obstacle is not None:
         raise InputError(f'{name} cannot be computed by our encoder: {obstacle}; set implementation to auto')
     if not tokenizer.is_fast:
@@ -186,22 +183,24 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
     rows = getattr(theirs, 'max_position_embeddings', None) or tokenizer.model_max_length
     max_seq_len = int(rows) - position_offset(theirs)
     digest = _hash_content(weights, architecture, tokenizer.backend_tokenizer.to_str())
-    identity = _identify(name, digest, {}, 'huggingface' if config is None else 'ours')
+    identity = _identify(name, digest, {}, is_ours=config is not None)
     tokenizer = _set_to_raw_text(tokenizer)
     return Pretrained(encoder, theirs.hidden_size, max_seq_len, theirs.vocab_size, tokenizer, identity, config)
 
 
-def _identify(uri: str, digest: str, origin: Mapping[str, Any], implementation: str = 'ours') -> dict[str, Any]:
-    known = {name: origin.get(name) for name in ORIGIN}
-    return {'uri': uri, 'hash': digest, **known, 'implementation': implementation}
+def _identify(uri: str, digest: str, origin: Mapping[str, Any], is_ours: bool = True) -> EncoderIdentity:
+    """``origin`` holds what is known of the pretraining."""
+    known = {name: origin.get(name) for name in ('run_name', 'samples', 'recipe_hash', 'training_seconds')}
+    return EncoderIdentity(uri=uri, hash=digest, implementation='ours' if is_ours else 'huggingface', **known)
 
 
-def _read_origin(checkpoint: Checkpoint) -> dict[str, Any]:
-    if checkpoint.run is None:  # where it was fine-tuned from
+def _read_origin(checkpoint: EncoderFolder) -> dict[str, Any]:
+    if checkpoint.run is None:
         return checkpoint.read_json(FINETUNED).get('checkpoint', {})
-    record = checkpoint.read_json(RECORD)
-    recipe_hash = record.get('provenance', {}).get('recipe_hash')
-    return checkpoint.read_json(PROGRESS) | {'run_name': record.get('run_name'), 'recipe_hash': recipe_hash}
+    progress, record = checkpoint.read_json(PROGRESS), checkpoint.read_record()
+    if record is None:
+        return progress
+    return progress | {'run_name': record.run_name, 'recipe_hash': record.provenance.recipe_hash}
 
 
 def _set_dropout(name: str, config: PretrainedConfig, dropout: float) -> None:

@@ -1,4 +1,4 @@
-"""A fine-tuned model on disk: what export reads.
+"""Saving a fine-tuned model as the folder that ``maelm export`` reads.
 
 ::
 
@@ -9,32 +9,33 @@
 
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from maelm_composer.checkpoints.find import FINETUNED, TOKENIZER, WEIGHTS
+from maelm_composer.checkpoints.names import FINETUNED, TOKENIZER, WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained
 from maelm_composer.data.tokenizer import write_tokenizer
+from maelm_composer.files import apply_umask, write_json
 from maelm_composer.recipe import to_plain
-from maelm_composer.records import give_usual_mode, write_json
 from maelm_composer.tasks.catalogue import Task
 
 
 def save_model(folder: Path, weights: dict[str, Tensor], pretrained: Pretrained, task: Task) -> None:
-    """Write ``folder`` whole or not at all."""
+    """Write ``folder``, whole or not at all, in place of one that exists."""
     staged = folder.with_name(f'.{folder.name}.{os.getpid()}')
     description = {
         'config': to_plain(pretrained.config),
         'task': task.name,
         'kind': task.kind,
         'label_names': list(task.label_names),
-        'checkpoint': pretrained.identity,
+        'checkpoint': asdict(pretrained.identity),
     }
     write_json(staged / FINETUNED, description)
     save_file({name: value.contiguous() for name, value in weights.items()}, staged / WEIGHTS, {'format': 'pt'})
-    give_usual_mode(staged / WEIGHTS)
+    apply_umask(staged / WEIGHTS)
     write_tokenizer(pretrained.tokenizer, staged / TOKENIZER)
     shutil.rmtree(folder, ignore_errors=True)
     staged.rename(folder)

@@ -10,6 +10,7 @@ from maelm_composer.errors import InputError
 
 FILE_NAME = 'manifest.json'
 ID_COUNTS = 'id_counts.json'
+TOKENIZER, TOKENIZER_FILE = 'tokenizer', 'tokenizer.json'  # a folder, and the vocabulary in it
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from maelm_composer.errors import InputError
-from maelm_composer.records import write_bytes
+from maelm_composer.files import write_bytes
 
 
 def join(url: str, *names: str) -> str:

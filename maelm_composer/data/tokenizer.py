@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from maelm_composer.config import CorpusConfig, TokenizerConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, iterate_documents
+from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import hash_json, to_plain
@@ -29,7 +30,7 @@ def build_tokenizer(config: CorpusConfig) -> bool:
     Raises:
         InputError: the folder holds another recipe's tokenizer, or the text is too small for the vocabulary.
     """
-    folder = storage.join(config.remote, 'tokenizer')
+    folder = storage.join(config.remote, TOKENIZER)
     recipe = hash_json(
         {
             'tokenizer': to_plain(config.tokenizer),
@@ -145,8 +146,8 @@ def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
     Raises:
         InputError: there is no tokenizer, or its vocabulary, case or length differ from the recipe's.
     """
-    folder = storage.join(config.remote, 'tokenizer')
-    content = storage.read_file(storage.join(folder, 'tokenizer.json'))
+    folder = storage.join(config.remote, TOKENIZER)
+    content = storage.read_file(storage.join(folder, TOKENIZER_FILE))
     settings = storage.read_file(storage.join(folder, SETTINGS))
     if content is None or settings is None:
         raise InputError(f'no tokenizer at {folder}: run `maelm tokenizer` with the same recipe first')

@@ -1,11 +1,10 @@
-"""One fine-tuning run: a checkpoint, a task, one point of its search space and a seed -> one record."""
+"""One fine-tuning run: checkpoint, task, point of the search space and seed -> record."""
 
 import dataclasses
 import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,13 +14,22 @@ from maelm_composer.config import FinetuningConfig
 from maelm_composer.data.storage import is_s3
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
+from maelm_composer.files import write_text
 from maelm_composer.finetuning.evaluation import Evaluator, Result
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.identity import check_names, describe_protocol, describe_run, run_key
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.finetuning.rank_curve import rank_of_inputs
 from maelm_composer.precision import choose_in, tell
-from maelm_composer.records import pack_numbers, write_json, write_text
+from maelm_composer.records import (
+    Evaluation,
+    FinetuningRecord,
+    RankAtEpoch,
+    load_record,
+    pack_numbers,
+    parse_finetuning,
+    write_record,
+)
 from maelm_composer.tasks.catalogue import SPAN, Task, find_task
 from maelm_composer.tasks.examples import encode_texts, fit_span, stack_windows
 from maelm_composer.tasks.sources import load_task_data
@@ -33,11 +41,14 @@ def assert_savable(config: FinetuningConfig, pretrained: Pretrained) -> None:
         raise InputError(f'saves_model needs an encoder of ours: {config.checkpoint} cannot be imported as one')
 
 
-def finetune(config: FinetuningConfig, devices: float = 1.0) -> dict[str, Any]:
-    """Train and evaluate one run in this process; a run whose record is there is not repeated.
+def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord:
+    """Train and evaluate one run in this process, or return its record if it has already finished.
 
-    Writes ``save_folder``/KEY.json, the record that is returned, and KEY.predictions.jsonl, one line a dev example;
-    with ``saves_model`` also the folder KEY (saved_model.py).
+    Writes ``save_folder``/KEY.json, the record that is returned, and KEY.predictions.jsonl, one line per dev
+    example; with ``saves_model`` also the folder KEY (checkpoints/saved_model.py).
+
+    Args:
+        devices: how many the run occupies, a fraction if several runs share one; counted in ``device_hours``.
 
     Raises:
         InputError: the task, its data or the checkpoint cannot be used, or a loss is not finite. Nothing is written.
@@ -67,7 +78,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> dict[str, Any]:
         inputs = encode_texts(data.train, task, tokenizer, max_seq_len)
     if len(inputs) == 0:
         raise InputError(
-            f'{task.name}: no training row is left, {num_left_out} have answers that are not in their context'
+            f'{task.name}: no training row is left: the contexts of {num_left_out} do not contain their answers'
         )
     evaluator = Evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
     device = find_device()
@@ -76,12 +87,12 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> dict[str, Any]:
     best = _Best(task, evaluator, model, keeps_weights=config.saves_model)
     dev_inputs = evaluator.inputs[task.eval_splits[0]]
     specials = (tokenizer.cls_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id)
-    rank_curve: list[dict[str, int]] = []
+    rank_curve: list[RankAtEpoch] = []
 
     # PAPER-SILENT: the rank over which tokens, and how often. Here the real tokens of the first dev set, every epoch.
     def observe(epoch: int) -> None:
         rank = rank_of_inputs(model.encoder, dev_inputs, specials, tokenizer.pad_token_id)
-        rank_curve.append({'epoch': epoch, 'effective_rank': rank})
+        rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
 
     watch = observe if config.measures_rank else None
     report = fit(model, inputs, config, tokenizer.pad_token_id, best.evaluate, watch)
@@ -92,73 +103,72 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> dict[str, Any]:
     protocol = describe_protocol(config) | {'max_seq_len': max_seq_len}
     if task.kind == SPAN:
         protocol['span'] = dataclasses.asdict(span)
-    record = describe_run(config, key, pretrained.identity, data.hash) | {
-        'protocol': protocol,
-        'metrics': best.result.metrics,
-        'score': best.result.metrics[task.metric],
-        'baseline': evaluator.score_constant(),
-        'influences': {name: pack_numbers(values) for name, values in best.result.influences.items()},
-        'evaluations': best.history,
-        'best_step': best.step,
-        'effective_rank': rank_curve[-1]['effective_rank'] if rank_curve else None,  # of the last weights
-        'rank_curve': rank_curve,
-        'steps': report.steps,
-        'train_loss': report.train_loss,
-        'train_examples': len(data.train) - num_left_out,
-        'answers_not_in_context': num_left_out,
-        'padded_share': report.padded_share,
-        'examples_per_second': len(inputs) * config.max_epochs / report.training_seconds,
-        'training_seconds': report.training_seconds,
-        'evaluation_seconds': best.seconds,
-        'device_hours': (report.training_seconds + best.seconds) * devices / 3600,
-        'device': name_device(),
-    }
+    record = FinetuningRecord(
+        **describe_run(config, key, pretrained.identity, data.hash) | {'protocol': protocol},
+        error=None,
+        metrics=best.result.metrics,
+        score=best.result.metrics[task.metric],
+        baseline=evaluator.score_constant(),
+        influences={name: pack_numbers(values) for name, values in best.result.influences.items()},
+        evaluations=best.history,
+        best_step=best.step,
+        effective_rank=rank_curve[-1].effective_rank if rank_curve else None,  # of the last weights
+        rank_curve=rank_curve,
+        steps=report.steps,
+        train_loss=report.train_loss,
+        train_examples=len(data.train) - num_left_out,
+        answers_not_in_context=num_left_out,
+        padded_share=report.padded_share,
+        examples_per_second=len(inputs) * config.max_epochs / report.training_seconds,
+        training_seconds=report.training_seconds,
+        evaluation_seconds=best.seconds,
+        device_hours=(report.training_seconds + best.seconds) * devices / 3600,
+        device=name_device(),
+    )
     lines = [json.dumps(prediction, ensure_ascii=False) for prediction in best.result.predictions]
     write_text(folder / f'{key}.predictions.jsonl', '\n'.join(lines) + '\n')
-    write_json(folder / f'{key}.json', record)  # last: it says that the rest is there
+    write_record(folder / f'{key}.json', record)  # last, as a record promises that the other files are complete
     return record
 
 
-def find_finished(config: FinetuningConfig, key: str) -> dict[str, Any] | None:
-    """The record of a run that finished and left all that ``config`` asks for, or None.
+def find_finished(config: FinetuningConfig, key: str) -> FinetuningRecord | None:
+    """The record of a run that finished and left everything that ``config`` asks for, or None.
 
     Raises:
-        InputError: a file that is no JSON.
+        InputError: the file is no fine-tuning record.
     """
     path = Path(config.save_folder, f'{key}.json')
     if config.saves_model and not path.with_suffix('').exists():
         return None
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
+        record = load_record(path, parse_finetuning)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise InputError(f'{path} is not a record ({error}): remove it') from None
-    return record if record.get('status') == 'finished' else None
+    return record if isinstance(record, FinetuningRecord) else None
 
 
-def summarize(record: dict[str, Any], save_folder: str) -> str:
+def summarize(record: FinetuningRecord, save_folder: str) -> str:
     """A few lines for the console."""
     metrics = ', '.join(
         f'{name} {value:.2f}' if name.endswith('threshold') else f'{name} {value:.2%}'
-        for name, value in record['metrics'].items()
+        for name, value in record.metrics.items()
     )
     lines = [
-        f'{record["task"]}: {record["score"]:.2%} (a constant answer: {record["baseline"]:.2%})',
+        f'{record.task}: {record.score:.2%} (a constant answer: {record.baseline:.2%})',
         metrics,
-        f'{record["train_examples"]:,} training examples, {record["steps"]:,} steps, '
-        f'{record["training_seconds"]:,.0f} seconds of training, {record["examples_per_second"]:,.0f} examples/s, '
-        f'{record["padded_share"]:.1%} padding, {record["protocol"]["precision"]}',
-        f'record: {Path(save_folder, record["key"])}.json',
+        f'{record.train_examples:,} training examples, {record.steps:,} steps, '
+        f'{record.training_seconds:,.0f} seconds of training, {record.examples_per_second:,.0f} examples/s, '
+        f'{record.padded_share:.1%} padding, {record.protocol["precision"]}',
+        f'record: {Path(save_folder, record.key)}.json',
     ]
-    if record['answers_not_in_context']:
-        lines.insert(2, f'left out, as their answer is not in their context: {record["answers_not_in_context"]:,}')
+    if record.answers_not_in_context:
+        lines.insert(2, f'left out, as their contexts do not contain their answers: {record.answers_not_in_context:,}')
     return '\n'.join(lines)
 
 
 @dataclass
 class _Best:
-    """The best evaluation of a run so far; of equals the first."""
+    """The best evaluation of a run so far; the first of equals."""
 
     task: Task
     evaluator: Evaluator
@@ -167,7 +177,7 @@ class _Best:
     result: Result | None = None
     step: int = 0
     seconds: float = 0.0
-    history: list[dict[str, float]] = field(default_factory=list)
+    history: list[Evaluation] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def evaluate(self, step: int) -> None:
@@ -178,5 +188,5 @@ class _Best:
             self.result, self.step = result, step
             if self.keeps_weights:
                 self.weights = {name: value.to('cpu', copy=True) for name, value in self.model.state_dict().items()}
-        self.history.append({'step': step, 'score': score})
+        self.history.append(Evaluation(step=step, score=score))
         self.seconds += time.perf_counter() - start

@@ -6,10 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
-from maelm_composer.records import unpack_numbers
+from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, unpack_numbers
 from maelm_composer.reporting.artefacts import Column, Model
 from maelm_composer.reporting.estimate import Estimate, Term, estimate, find_common_seeds, slope_weights, sum_by_seed
-from maelm_composer.reporting.evidence import Evidence, Record
+from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.tasks.catalogue import find_task
 
 
@@ -18,8 +18,8 @@ class Cell:
     """A weighted sum of medians over fine-tuning seeds, or the reason why it cannot be computed."""
 
     terms: tuple[Term, ...] = ()
-    runs: tuple[Record, ...] = ()  # pretraining records
-    records: tuple[Record, ...] = ()  # fine-tuning and rank records
+    runs: tuple[PretrainingRecord, ...] = ()
+    records: tuple[FinetuningRecord | RankRecord, ...] = ()
     missing: str = ''  # why there is no number; empty: there is one
     note: str = ''  # a remark on a number that is there
 
@@ -37,12 +37,12 @@ def score(evidence: Evidence, model: Model, column: Column, samples: int | None 
     if column.parts:
         return average([score(evidence, model, part, samples) for part in column.parts])
 
-    def read(record: Record) -> float:
-        return float(100 * (record['score'] if column.metric is None else record['metrics'][column.metric]))
+    def read(record: FinetuningRecord) -> float:
+        return float(100 * (record.score if column.metric is None else record.metrics[column.metric]))
 
     found = evidence.select_finetunings(model, column.task, samples)
     notes = [
-        f'{column.task} from {run["run_name"]}: {failed} of {failed + len(records)} seeds failed'
+        f'{column.task} from {run.run_name}: {failed} of {failed + len(records)} seeds failed'
         for run, records in found
         if (failed := evidence.count_failures(records))
     ]
@@ -50,23 +50,27 @@ def score(evidence: Evidence, model: Model, column: Column, samples: int | None 
         evidence, model, column.task, [(run, records, [*map(read, records)]) for run, records in found], notes
     )
     metric = column.metric or find_task(column.task).metric
-    if cell.missing or not all(metric in r.get('influences', {}) for _, records in found for r in records):
+    if cell.missing or not all(metric in r.influences for _, records in found for r in records):
         return cell
     (term,) = cell.terms
-    influences = {run['identity']['seed']: _influence_of_median(records, read, metric) for run, records in found}
-    sample = f'{column.task} {metric.rpartition("_")[0]} {found[0][1][0]["data_hash"]}'
+    influences = {run.seed: _influence_of_median(records, read, metric) for run, records in found}
+    sample = f'{column.task} {metric.rpartition("_")[0]} {found[0][1][0].data_hash}'
     return replace(cell, terms=(replace(term, sample=sample, influences=influences),))
 
 
-def _influence_of_median(records: Sequence[Record], read: Callable[[Record], float], metric: str) -> np.ndarray:
+def _influence_of_median(
+    records: Sequence[FinetuningRecord], read: Callable[[FinetuningRecord], float], metric: str
+) -> np.ndarray:
     """(examples,) in percent: those of the median record, or the mean of the two middle ones."""
     ordered = sorted(records, key=read)
     middle = {(len(ordered) - 1) // 2, len(ordered) // 2}
-    found: np.ndarray = np.mean([100 * unpack_numbers(ordered[i]['influences'][metric]) for i in middle], axis=0)
+    found: np.ndarray = np.mean([100 * unpack_numbers(ordered[i].influences[metric]) for i in middle], axis=0)
     return found
 
 
-def measure_runs(evidence: Evidence, model: Model, what: str, read: Callable[[Record], float | None]) -> Cell:
+def measure_runs(
+    evidence: Evidence, model: Model, what: str, read: Callable[[PretrainingRecord], float | None]
+) -> Cell:
     """A number of each pretraining run of ``model``; ``read`` returns None where a run lacks the number."""
     values = [(run, read(run)) for run in evidence.find_runs(model)]
     return _gather(evidence, model, what, [(run, (), [value]) for run, value in values if value is not None])
@@ -80,7 +84,8 @@ def constant_score(evidence: Evidence, model: Model, column: Column) -> Cell:
     if cell.missing:
         return cell
     values, record = cell.terms[0].values, cell.records[0]
-    return replace(cell, terms=(Term(1.0, {min(values): [100 * record['baseline']]}),))  # the same for every seed
+    assert isinstance(record, FinetuningRecord)
+    return replace(cell, terms=(Term(1.0, {min(values): [100 * record.baseline]}),))  # the same for every seed
 
 
 def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int | None = None) -> Cell:
@@ -91,8 +96,8 @@ def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int
         index: position in the value, where it is a list.
     """
 
-    def read(record: Record) -> float:
-        found = record['layers'][layer][key]
+    def read(record: RankRecord) -> float:
+        found = getattr(record.layers[layer], key)
         return float(found if index is None else found[index])
 
     found = [(run, [record], [read(record)]) for run, record in evidence.find_ranks(model)]
@@ -111,7 +116,7 @@ def finetuned_rank_curve(evidence: Evidence, model: Model, task: str) -> dict[fl
     """
     found = evidence.select_finetunings(model, task)
     curves = [
-        (run, records, [{p['epoch']: float(p['effective_rank']) for p in r.get('rank_curve') or ()} for r in records])
+        (run, records, [{p.epoch: float(p.effective_rank) for p in r.rank_curve} for r in records])
         for run, records in found
     ]
     epochs = set.intersection(*(set(curve) for *_, of_run in curves for curve in of_run)) if curves else set()
@@ -177,12 +182,12 @@ def subtract_relative(left: Cell, right: Cell) -> Cell:
 
 def explain_absence(evidence: Evidence, model: Model, what: str) -> str:
     """Why ``model`` has no number of ``what``, a task or a kind of measurement."""
-    runs = [run['run_name'] for run in evidence.find_runs(model)]
+    runs = [run.run_name for run in evidence.find_runs(model)]
     if not runs:
         return f'no finished pretraining run {model.run_name(evidence.scale)}'
-    failed = [r for r in evidence.failures if r['task'] == what and r['checkpoint'].get('run_name') in runs]
+    failed = [r for r in evidence.failures if r.task == what and r.checkpoint.run_name in runs]
     if failed:
-        return f'{what} from {failed[0]["checkpoint"]["run_name"]} failed: {failed[0].get("error")}'
+        return f'{what} from {failed[0].checkpoint.run_name} failed: {failed[0].error}'
     return f'{what} of {", ".join(runs)} is not recorded'
 
 
@@ -190,7 +195,7 @@ def _gather(
     evidence: Evidence,
     model: Model,
     what: str,
-    found: Sequence[tuple[Record, Sequence[Record], Sequence[float]]],
+    found: Sequence[tuple[PretrainingRecord, Sequence[FinetuningRecord | RankRecord], Sequence[float]]],
     notes: Sequence[str] = (),
 ) -> Cell:
     """The cell of one number of ``model``.
@@ -201,10 +206,10 @@ def _gather(
     """
     if not found:
         return Cell(missing=explain_absence(evidence, model, what))
-    there = {run['run_name'] for run, *_ in found}
-    lacking = [run['run_name'] for run in evidence.find_runs(model) if run['run_name'] not in there]
+    there = {run.run_name for run, *_ in found}
+    lacking = [run.run_name for run in evidence.find_runs(model) if run.run_name not in there]
     return Cell(
-        terms=(Term(1.0, {run['identity']['seed']: values for run, _, values in found}),),
+        terms=(Term(1.0, {run.seed: values for run, _, values in found}),),
         runs=tuple(run for run, *_ in found),
         records=tuple(record for _, records, _ in found for record in records),
         note='; '.join([*notes, *(f'{what} of {name} is not recorded' for name in lacking)]),

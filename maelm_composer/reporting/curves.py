@@ -1,5 +1,7 @@
 """Figures 1, 4 and 5, the subspace and the losses as rows: points with their x, then one row for each claim."""
 
+from maelm_composer.checkpoints.names import METRICS
+from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import DELTAS, MAE_LM, ROBERTA, Model, Role, average_column, columns_of
 from maelm_composer.reporting.cells import (
     Cell,
@@ -12,7 +14,6 @@ from maelm_composer.reporting.cells import (
     subtract,
 )
 from maelm_composer.reporting.estimate import Term
-from maelm_composer.reporting.evidence import Record
 from maelm_composer.reporting.row_builder import BOTH, GAP, PERCENT, POINTS, RANK, Claim, RowBuilder, rank_margin
 from maelm_composer.reporting.rows import Row
 
@@ -95,20 +96,20 @@ def build_training(builder: RowBuilder) -> list[Row]:
     for model in BOTH:
         curves = [(run, curve) for run in builder.evidence.find_runs(model) if (curve := _read_curve(builder, run))]
         if not curves:
-            reason = explain_absence(builder.evidence, model, 'metrics.csv')
+            reason = explain_absence(builder.evidence, model, METRICS)
             rows.append(builder.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
             continue
         points = set.intersection(*(set(curve) for _, curve in curves))
         for samples, column in sorted(points, key=lambda point: (point[1] == 'eval_loss', point[0])):
-            values = {run['identity']['seed']: [curve[samples, column]] for run, curve in curves}
+            values = {run.seed: [curve[samples, column]] for run, curve in curves}
             cell = Cell((Term(1.0, values),), tuple(run for run, _ in curves))
             rows.append(builder.value(model.label, column, 'nats', cell).at(samples, 'samples'))
     return rows
 
 
-def _read_curve(builder: RowBuilder, run: Record) -> dict[tuple[int, str], float]:
+def _read_curve(builder: RowBuilder, run: PretrainingRecord) -> dict[tuple[int, str], float]:
     """(samples, name of the loss) -> value; the training loss is averaged over neighbouring batches."""
-    curve = builder.evidence.curves.get(run['run_name'], [])
+    curve = builder.evidence.curves.get(run.run_name, [])
     width = max(1, -(-len(curve) // TRAINING_POINTS))
     points = {(int(row['samples']), 'eval_loss'): float(row['eval_loss']) for row in curve if row['eval_loss']}
     for start in range(0, len(curve), width):
@@ -130,4 +131,4 @@ def _layer_rows(builder: RowBuilder, model: Model, key: str, unit: str, index: i
 
 def _count_layers(builder: RowBuilder, model: Model) -> int:
     found = builder.evidence.find_ranks(model)
-    return len(found[0][1]['layers']) if found else 0
+    return len(found[0][1].layers) if found else 0

@@ -10,14 +10,25 @@
 """
 
 import csv
-import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from maelm_composer.errors import InputError
+from maelm_composer.records import (
+    FailedFinetuning,
+    FinetuningRecord,
+    PretrainingRecord,
+    RankRecord,
+    load_folder,
+    parse_finetuning,
+    parse_pretraining,
+    parse_rank,
+)
 from maelm_composer.reporting.artefacts import DEMO, Model
-from maelm_composer.sweep.search import Point, Record, select_point
+from maelm_composer.sweep.search import select_point
 
 
 @dataclass(frozen=True)
@@ -25,13 +36,13 @@ class Evidence:
     """Everything recorded at one scale."""
 
     scale: str
-    runs: dict[str, Record]  # finished pretraining runs by name
+    runs: dict[str, PretrainingRecord]  # by name
     curves: dict[str, list[dict[str, str]]]  # rows of metrics.csv by run name
-    finetunings: list[Record]  # finished
-    failures: list[Record]
-    ranks: list[Record]
+    finetunings: list[FinetuningRecord]
+    failures: list[FailedFinetuning]
+    ranks: list[RankRecord]
 
-    def find_runs(self, model: Model) -> list[Record]:
+    def find_runs(self, model: Model) -> list[PretrainingRecord]:
         """The finished pretraining runs of ``model``, one for each seed, ordered by seed.
 
         Raises:
@@ -39,17 +50,17 @@ class Evidence:
         """
         base = re.escape(model.run_name(self.scale))
         found = [run for name, run in self.runs.items() if re.fullmatch(rf'{base}(-s\d+)?', name)]
-        found.sort(key=lambda run: run['identity']['seed'])
+        found.sort(key=lambda run: run.seed)
         for run in found[1:]:
-            one, other = found[0]['identity'], run['identity']
+            one, other = found[0].identity, run.identity
             different = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
             if different != ['seed']:
                 what = ', '.join(sorted(set(different) - {'seed'})) or 'nothing, not even the seed'
-                names = f'{found[0]["run_name"]} and {run["run_name"]}'
+                names = f'{found[0].run_name} and {run.run_name}'
                 raise InputError(f'the records of {names} differ in {what}: keep those of one experiment')
         return found
 
-    def find_ranks(self, model: Model) -> list[tuple[Record, Record]]:
+    def find_ranks(self, model: Model) -> list[tuple[PretrainingRecord, RankRecord]]:
         """(pretraining run, rank record of its final checkpoint) for the runs of ``model`` that have such a record.
 
         Raises:
@@ -57,22 +68,22 @@ class Evidence:
         """
         pairs = []
         for run in self.find_runs(model):
-            found = [record for record in self.ranks if _is_of(record, run, run['samples'])]
+            found = [record for record in self.ranks if _is_of(record, run, run.samples)]
             if len(found) > 1:
-                keys = ', '.join(record['key'] for record in found)
-                raise InputError(f'{len(found)} rank records of {run["run_name"]} ({keys}): keep one')
+                keys = ', '.join(record.key for record in found)
+                raise InputError(f'{len(found)} rank records of {run.run_name} ({keys}): keep one')
             pairs += [(run, record) for record in found]
         return pairs
 
     def checkpoints_with(self, model: Model, task: str) -> list[int]:
         """Samples of the checkpoints of ``model`` from which ``task`` was fine-tuned, ascending."""
-        names = {run['run_name'] for run in self.find_runs(model)}
-        found = [r for r in self.finetunings if r['task'] == task and r['checkpoint']['run_name'] in names]
-        return sorted({r['checkpoint']['samples'] for r in found} - {None})
+        names = {run.run_name for run in self.find_runs(model)}
+        found = [r for r in self.finetunings if r.task == task and r.checkpoint.run_name in names]
+        return sorted({r.checkpoint.samples for r in found if r.checkpoint.samples is not None})
 
     def select_finetunings(
         self, model: Model, task: str, samples: int | None = None
-    ) -> list[tuple[Record, list[Record]]]:
+    ) -> list[tuple[PretrainingRecord, list[FinetuningRecord]]]:
         """(pretraining run, its fine-tuning records of ``task``, one for each seed) for the runs of ``model``.
 
         The records are those of the point of the search space that a sweep would select.
@@ -82,22 +93,23 @@ class Evidence:
         """
         pairs = []
         for run in self.find_runs(model):
-            at = run['samples'] if samples is None else samples
-            found = [r for r in self.finetunings if r['task'] == task and _is_of(r, run, at)]
-            where = f'{task} from {run["run_name"]} at {at} samples'
-            _assert_one_experiment(found, where, ('protocol', 'data_hash', 'checkpoint'))
+            at = run.samples if samples is None else samples
+            found = [r for r in self.finetunings if r.task == task and _is_of(r, run, at)]
+            where = f'{task} from {run.run_name} at {at} samples'
+            _assert_one_experiment(found, where)
+            _assert_equal(found, where, 'checkpoint', lambda record: record.checkpoint.hash)
             if (point := select_point(found)) is not None:
-                chosen = (record for record in found if Point(**record['point']) == point)
-                pairs.append((run, sorted(chosen, key=lambda record: (record['seed'], record['key']))))
-        _assert_one_experiment([records[0] for _, records in pairs], task, ('protocol', 'data_hash'))
+                chosen = (record for record in found if record.point == point)
+                pairs.append((run, sorted(chosen, key=lambda record: (record.seed, record.key))))
+        _assert_one_experiment([records[0] for _, records in pairs], task)
         return pairs
 
-    def count_failures(self, finished: list[Record]) -> int:
+    def count_failures(self, finished: list[FinetuningRecord]) -> int:
         """The number of fine-tuning seeds that failed at the point of ``finished``, records of one search."""
         first = finished[0]
-        same = (first['task'], first['checkpoint']['hash'], first['point'])
-        found = {r['seed'] for r in self.failures if (r['task'], r['checkpoint']['hash'], r['point']) == same}
-        return len(found - {r['seed'] for r in finished})
+        same = (first.task, first.checkpoint.hash, first.point)
+        found = {r.seed for r in self.failures if (r.task, r.checkpoint.hash, r.point) == same}
+        return len(found - {r.seed for r in finished})
 
 
 def load_evidence(folder: Path, scale: str) -> Evidence:
@@ -110,20 +122,18 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
     if not records.is_dir():
         there = sorted(p.parent.name for p in folder.parent.glob('*/records'))
         raise InputError(f'no records in {records}: run the benchmark suite first; scales with records: {there}')
-    runs = {r['run_name']: r for r in _read_all(records / 'pretraining', ('run_name', 'status', 'provenance'))}
-    finetunings = _read_all(
-        records / 'finetuning', ('key', 'status', 'task', 'seed', 'point', 'protocol', 'checkpoint')
-    )
+    runs = load_folder(records / 'pretraining', parse_pretraining)
+    finetunings = load_folder(records / 'finetuning', parse_finetuning)
     for record in finetunings:
-        if scale != DEMO and record['protocol'].get('source') == DEMO:
-            raise InputError(f'{records}/finetuning: {record["key"]} is a demo task, which is no evidence at {scale}')
+        if scale != DEMO and record.protocol.get('source') == DEMO:
+            raise InputError(f'{records}/finetuning: {record.key} is a demo task, which is no evidence at {scale}')
     return Evidence(
         scale=scale,
-        runs={name: run for name, run in runs.items() if run['status'] == 'finished'},
+        runs={run.run_name: run for run in runs if isinstance(run, PretrainingRecord)},
         curves={path.stem: read_csv(path) for path in sorted((records / 'pretraining').glob('*.csv'))},
-        finetunings=[r for r in finetunings if r['status'] == 'finished'],
-        failures=[r for r in finetunings if r['status'] == 'failed'],
-        ranks=_read_all(records / 'rank', ('key', 'checkpoint', 'layers')),
+        finetunings=[r for r in finetunings if isinstance(r, FinetuningRecord)],
+        failures=[r for r in finetunings if isinstance(r, FailedFinetuning)],
+        ranks=load_folder(records / 'rank', parse_rank),
     )
 
 
@@ -132,31 +142,21 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _read_all(folder: Path, needed: tuple[str, ...]) -> list[Record]:
-    records = []
-    for path in sorted(folder.glob('*.json')):
-        try:
-            record = json.loads(path.read_text(encoding='utf-8'))
-        except ValueError as error:
-            raise InputError(f'{path} is not JSON: {error}') from None
-        missing = [key for key in needed if not isinstance(record, dict) or key not in record]
-        if missing:
-            raise InputError(f'{path} is no {folder.name} record: it has no {missing[0]}')
-        records.append(record)
-    return records
+def _is_of(record: FinetuningRecord | RankRecord, run: PretrainingRecord, samples: int) -> bool:
+    return (record.checkpoint.run_name, record.checkpoint.samples) == (run.run_name, samples)
 
 
-def _is_of(record: Record, run: Record, samples: int) -> bool:
-    checkpoint = record['checkpoint']
-    return bool(checkpoint['run_name'] == run['run_name'] and checkpoint['samples'] == samples)
+def _assert_one_experiment(records: list[FinetuningRecord], where: str) -> None:
+    _assert_equal(records, where, 'protocol', lambda record: record.protocol)
+    _assert_equal(records, where, 'data_hash', lambda record: record.data_hash)
 
 
-def _assert_one_experiment(records: list[Record], where: str, keys: tuple[str, ...]) -> None:
-    """Raise InputError if ``records`` differ in one of ``keys``: they must not be compared with each other."""
+def _assert_equal(
+    records: list[FinetuningRecord], where: str, what: str, read: Callable[[FinetuningRecord], Any]
+) -> None:
+    """Raise InputError if ``records`` differ in ``what``: they must not be compared with each other."""
     for record in records[1:]:
-        for what in keys:
-            one, other = (r[what]['hash'] if what == 'checkpoint' else r[what] for r in (records[0], record))
-            if one != other:
-                raise InputError(
-                    f'{where}: records {records[0]["key"]} and {record["key"]} differ in {what}: keep those of one'
-                )
+        if read(record) != read(records[0]):
+            raise InputError(
+                f'{where}: records {records[0].key} and {record.key} differ in {what}: keep those of one experiment'
+            )

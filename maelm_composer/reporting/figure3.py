@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from maelm_composer.analysis.time_to_accuracy import Axis, ScoredCheckpoint, find_arrival
+from maelm_composer.records import FinetuningRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
 from maelm_composer.reporting.cells import Cell, constant_score, explain_absence, score
 from maelm_composer.reporting.estimate import Term, estimate
@@ -80,7 +81,7 @@ def _compare(builder: RowBuilder, column: Column) -> list[Row]:
                 arrivals = {s: find_arrival(pair.points, pair.baseline.median, axis) for s, pair in pairs.items()}
                 costs = {seed: [getattr(found, way.replace(' ', '_'))] for seed, found in arrivals.items()}
                 cell = replace(source, terms=(Term(1.0, costs),))
-                if axis is Axis.flops and not all(run.get('flops') for run in source.runs):
+                if axis is Axis.flops and not all(run.flops for run in source.runs):
                     cell = Cell(missing='a pretraining record holds no flops')
             rows.append(builder.value(ARRIVAL, f'{axis.name}, {way}', UNITS[axis], cell))
     where = ARRIVAL, SHARE, 'share'
@@ -91,7 +92,9 @@ def _compare(builder: RowBuilder, column: Column) -> list[Row]:
         estimate([Term(1.0, {seed: [pair.share - 1] for seed, pair in pairs.items()})]),
         count=min(len(pair.baseline.scores) for pair in pairs.values()),
     )
-    constant = 100 * goal.records[0]['baseline']
+    record = goal.records[0]
+    assert isinstance(record, FinetuningRecord)
+    constant = 100 * record.baseline
     verdict = _judge(builder.scale, list(pairs.values()), constant) or judge_claim(builder.scale, found, False)
     if any(find_arrival(pair.points, pair.baseline.median, Axis.hours).starts_above for pair in pairs.values()):
         verdict += "; MAE-LM's first recorded checkpoint is there already, so it is an upper bound"
@@ -146,13 +149,13 @@ def _read(cell: Cell, samples: int | None = None) -> dict[int, _Checkpoint]:
     """Pretraining seed -> the checkpoint at ``samples`` (None: the run's last) whose scores ``cell`` has."""
     found = {}
     for run in cell.runs:
-        seed, at = run['identity']['seed'], run['samples'] if samples is None else samples
-        records = [record for record in cell.records if record['checkpoint']['run_name'] == run['run_name']]
+        seed, at = run.seed, run.samples if samples is None else samples
+        records = [record for record in cell.records if record.checkpoint.run_name == run.run_name]
         values = cell.terms[0].values[seed]
         found[seed] = _Checkpoint(
             at,
-            float(records[0]['checkpoint']['training_seconds']) / 3600,
-            float(run['flops']) * at / run['samples'] if run.get('flops') else None,
-            {record['seed']: value for record, value in zip(records, values, strict=True)},
+            (records[0].checkpoint.training_seconds or 0.0) / 3600,
+            run.flops * at / run.samples if run.flops else None,
+            {record.seed: value for record, value in zip(records, values, strict=True)},
         )
     return found

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from maelm_composer.records import FinetuningRecord, PretrainingRecord
 from maelm_composer.reporting.artefacts import find_artefact, label_of
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.row_builder import GAP
@@ -67,12 +68,12 @@ def format_number(value: float | None, unit: str, is_signed: bool = False) -> st
 def describe_cost(evidence: Evidence) -> str:
     """Core-hours and GPU-hours of all recorded pretraining and fine-tuning runs, with an estimate of their energy."""
     cores = gpus = 0.0
-    for record in (*evidence.runs.values(), *evidence.finetunings, *evidence.failures):
-        device, hours = str(record.get('device') or ''), float(record.get('device_hours') or 0)
-        if device.startswith('CPU'):
-            cores += hours * int(device.split()[1])
+    records: list[PretrainingRecord | FinetuningRecord] = [*evidence.runs.values(), *evidence.finetunings]
+    for record in records:
+        if record.device.startswith('CPU'):
+            cores += record.device_hours * int(record.device.split()[1])
         else:
-            gpus += hours
+            gpus += record.device_hours
     watts = (cores, 'hours of a CPU core', CORE_WATTS), (gpus, 'GPU-hours', GPU_WATTS)
     parts = [f'{hours:,.1f} {name}' for hours, name, _ in watts if hours]
     energy = sum(hours * power for hours, _, power in watts) / 1000

@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from maelm_composer.checkpoints.names import METRICS
+from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLUMNS, ROBERTA, RUNGS, Model, Rung
 from maelm_composer.reporting.cells import Cell, measure_runs, rank, score, slope, subtract, subtract_relative
 from maelm_composer.reporting.curves import MASKS, REAL, WITH_MASKS
-from maelm_composer.reporting.evidence import Evidence, Record
+from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.row_builder import GAP, PERCENT, POINTS, RANK, Claim, RowBuilder
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import MARGIN_RANK_SHARE
@@ -42,11 +44,11 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
 
 
 def _measure_loss(evidence: Evidence, model: Model) -> Cell:
-    return measure_runs(evidence, model, 'validation loss', lambda run: run['eval_loss'])
+    return measure_runs(evidence, model, 'validation loss', lambda run: run.eval_loss)
 
 
 def _measure_departure(evidence: Evidence, model: Model) -> Cell:
-    return measure_runs(evidence, model, 'metrics.csv', lambda run: _find_departure(evidence, run))
+    return measure_runs(evidence, model, METRICS, lambda run: _find_departure(evidence, run))
 
 
 NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's number is read
@@ -57,12 +59,12 @@ NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's nu
 }
 
 
-def _find_departure(evidence: Evidence, run: Record) -> float | None:
+def _find_departure(evidence: Evidence, run: PretrainingRecord) -> float | None:
     """Tokens until the mean training loss of a window is a nat below that of the first window; inf: never.
 
     The head's bias starts at the unigram distribution, so the first window's loss is the unigram entropy.
     """
-    curve = evidence.curves.get(run['run_name'], [])
+    curve = evidence.curves.get(run.run_name, [])
     losses = [float(row['train_loss']) for row in curve]
     means = [sum(losses[start : start + WINDOW]) / WINDOW for start in range(len(losses) - WINDOW + 1)]
     if not means:
@@ -70,7 +72,7 @@ def _find_departure(evidence: Evidence, run: Record) -> float | None:
     first = next((start for start, mean in enumerate(means) if mean < means[0] - DEPARTURE_NATS), None)
     if first is None:
         return math.inf
-    return int(curve[first + WINDOW - 1]['samples']) * run['tokens'] / run['samples']
+    return int(curve[first + WINDOW - 1]['samples']) * run.tokens / run.samples
 
 
 def _claim(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from maelm_composer.records import write_text
+from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import artefacts_of
 from maelm_composer.reporting.curves import build_figure1, build_figure4, build_figure5, build_subspace, build_training
 from maelm_composer.reporting.evidence import Evidence, load_evidence

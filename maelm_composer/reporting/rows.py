@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from maelm_composer.errors import InputError
-from maelm_composer.records import write_text
-from maelm_composer.reporting.evidence import Record, read_csv
+from maelm_composer.files import write_text
+from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, Record
+from maelm_composer.reporting.evidence import read_csv
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,25 @@ class Row:
 HEADER = [f.name for f in fields(Row) if f.name != 'trace'] + [f.name for f in fields(Trace)]
 
 
-def trace_records(runs: Iterable[Record], others: Iterable[Record] = ()) -> Trace:
-    """Provenance of a number computed from pretraining records ``runs`` and fine-tuning or rank records ``others``."""
-    runs, others = _once(runs, 'run_name'), _once(others, 'key')
-    provenances = [r['provenance'] for r in [*runs, *others]]
+def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[FinetuningRecord | RankRecord] = ()) -> Trace:
+    """Provenance of a number computed from pretraining ``runs`` and fine-tuning or rank records ``others``."""
+    """Provenance of a number computed from pretraining ``runs`` and from fine-tuning or rank records ``others``."""
+    by_name, by_key = {run.run_name: run for run in runs}, {record.key: record for record in others}
+    trained = [by_name[name] for name in sorted(by_name)]
+    found = [by_key[key] for key in sorted(by_key)]
+    both: list[PretrainingRecord | FinetuningRecord | RankRecord] = [*trained, *found]
+    timed = [record for record in both if not isinstance(record, RankRecord)]
     return Trace(
-        run_keys=_join([*(r['run_name'] for r in runs), *(r['key'] for r in others)]),
-        recipe_hash=_join(r['provenance']['recipe_hash'] for r in runs),
-        git_revision=_join(p['git_revision'] for p in provenances),
-        data_hash=_join([*(r['identity']['content hash of data.remote'] for r in runs), *map(_data_hash, others)]),
-        tokenizer_hash=_join(r.get('tokenizer_hash') for r in runs),
-        seeds=_join([*(f'pretraining {r["identity"]["seed"]}' for r in runs), *(r.get('seed') for r in others)]),
-        versions=_join(map(_versions, provenances)),
-        hardware=_join(map(_hardware, [*runs, *others])),
-        training_seconds=sum(r.get('training_seconds') or 0.0 for r in [*runs, *others]),
-        device_hours=sum(r.get('device_hours') or 0.0 for r in [*runs, *others]),
+        run_keys=_join([*sorted(by_name), *sorted(by_key)]),
+        recipe_hash=_join(run.provenance.recipe_hash for run in trained),
+        git_revision=_join(record.provenance.git_revision for record in both),
+        data_hash=_join(record.data_hash for record in both),
+        tokenizer_hash=_join(run.tokenizer_hash for run in trained),
+        seeds=_join([*(f'pretraining {run.seed}' for run in trained), *(record.seed for record in found)]),
+        versions=_join(map(_versions, both)),
+        hardware=_join(map(_hardware, both)),
+        training_seconds=sum(record.training_seconds for record in timed),
+        device_hours=sum(record.device_hours for record in timed),
     )
 
 
@@ -117,30 +122,15 @@ def load_published(folder: Path) -> dict[tuple[str, str, str], float]:
     return published
 
 
-def _once(records: Iterable[Record], key: str) -> list[Record]:
-    found = {record[key]: record for record in records}
-    return [found[name] for name in sorted(found)]
-
-
 def _join(values: Iterable[str | int | None]) -> str:
     return ';'.join(dict.fromkeys(str(value) for value in values if value is not None))
 
 
-def _data_hash(record: Record) -> str | None:
-    found = record.get('data_hash') or record.get('data', {}).get('hash')
-    return None if found is None else str(found)
-
-
-def _versions(provenance: Record) -> str:
-    packages = {
-        'maelm-composer': provenance['maelm_composer'],
-        'python': provenance['python'],
-        **provenance['packages'],
-    }
+def _versions(record: Record) -> str:
+    provenance = record.provenance
+    packages = {'maelm-composer': provenance.maelm_composer, 'python': provenance.python, **provenance.packages}
     return ', '.join(f'{name} {version}' for name, version in packages.items())
 
 
-def _hardware(record: Record) -> str:
-    provenance = record['provenance']
-    cpu = f'{provenance["cpu"]} × {provenance["cpu_count"]} cores'
-    return f'{record["device"]}, {cpu}' if record.get('device') else cpu
+def _hardware(record: PretrainingRecord | FinetuningRecord | RankRecord) -> str:
+    return f'{record.device}, {record.provenance.cpu} × {record.provenance.cpu_count} cores'

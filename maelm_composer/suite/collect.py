@@ -1,14 +1,22 @@
 """Copies records from the folder of work to results/<scale>/records, which holds the records of one experiment."""
 
-import json
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from maelm_composer.records import write_json, write_text
+from maelm_composer.checkpoints.names import METRICS, RECORD
+from maelm_composer.files import write_text
+from maelm_composer.records import (
+    Finetuning,
+    RankRecord,
+    load_record,
+    parse_finetuning,
+    parse_pretraining,
+    parse_rank,
+    write_record,
+)
 
-Record = dict[str, Any]
 CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw 120
 
 
@@ -17,45 +25,45 @@ def collect_run(folder: Path, records: Path) -> None:
 
     Fine-tuning and rank records of an earlier run of that name are removed, even if the recipe is the same.
     """
-    record = read_json(folder / 'record.json')
-    name = record['run_name']
-    path = records / 'pretraining' / f'{name}.json'
-    if path.exists() and read_json(path) != record:
-        for kind in ('finetuning', 'rank'):
-            _remove(records / kind, lambda other: other['checkpoint']['run_name'] == name)
-    curve = (folder / 'metrics.csv').read_text(encoding='utf-8')
+    record = load_record(folder / RECORD, parse_pretraining)
+    path = records / 'pretraining' / f'{record.run_name}.json'
+    if path.exists() and load_record(path, parse_pretraining) != record:
+        _remove(records, lambda other: other.checkpoint.run_name == record.run_name)
+    curve = (folder / METRICS).read_text(encoding='utf-8')
     write_text(path.with_suffix('.csv'), thin_curve(curve))
-    write_json(path, record)
+    write_record(path, record)
 
 
-def collect_finetunings(found: Iterable[Record], records: Path, run_name: str, samples: int, task: str) -> None:
+def collect_finetunings(found: Iterable[Finetuning], records: Path, run_name: str, samples: int, task: str) -> None:
     """Write the records of a search. Other records of this checkpoint and task, of another protocol, are removed."""
     keys = set()
     for record in found:
-        keys.add(record['key'])
-        write_json(records / 'finetuning' / f'{record["key"]}.json', drop_places(record))
+        keys.add(record.key)
+        named = replace(record, checkpoint=replace(record.checkpoint, uri=Path(record.checkpoint.uri).name))
+        write_record(records / 'finetuning' / f'{record.key}.json', named)
 
-    def is_stale(record: Record) -> bool:
-        checkpoint = record['checkpoint']
-        is_here = (record['task'], checkpoint['run_name'], checkpoint['samples']) == (task, run_name, samples)
-        return is_here and record['key'] not in keys
+    def is_stale(record: Finetuning | RankRecord) -> bool:
+        if isinstance(record, RankRecord) or record.key in keys:
+            return False
+        return (record.task, record.checkpoint.run_name, record.checkpoint.samples) == (task, run_name, samples)
 
-    _remove(records / 'finetuning', is_stale)
-
-
-def collect_rank(record: Record, records: Path) -> None:
-    """Write ``record``; other rank records of the same run are removed."""
-    name, key = record['checkpoint']['run_name'], record['key']
-    _remove(records / 'rank', lambda other: other['checkpoint']['run_name'] == name and other['key'] != key)
-    write_json(records / 'rank' / f'{key}.json', drop_places(record))
+    _remove(records, is_stale)
 
 
-def drop_places(record: Record) -> Record:
-    """``record`` with file names in place of paths. Results are published, and hashes identify the files."""
-    named = {'checkpoint': record['checkpoint'] | {'uri': Path(record['checkpoint']['uri']).name}}
-    if 'remote' in record.get('data', {}):
-        named['data'] = record['data'] | {'remote': Path(record['data']['remote']).name}
-    return record | named
+def collect_rank(record: RankRecord, records: Path) -> None:
+    """Write ``record``; other rank records of the same run are removed.
+
+    Results are published, so paths are reduced to file names; hashes identify the files.
+    """
+    checkpoint = replace(record.checkpoint, uri=Path(record.checkpoint.uri).name)
+    data = {name: Path(value).name if name == 'remote' else value for name, value in record.data.items()}
+
+    def is_stale(other: Finetuning | RankRecord) -> bool:
+        is_same_run = other.checkpoint.run_name == checkpoint.run_name
+        return isinstance(other, RankRecord) and is_same_run and other.key != record.key
+
+    _remove(records, is_stale)
+    write_record(records / 'rank' / f'{record.key}.json', replace(record, checkpoint=checkpoint, data=data))
 
 
 def thin_curve(text: str) -> str:
@@ -69,12 +77,10 @@ def thin_curve(text: str) -> str:
     return '\n'.join([head, *kept]) + '\n'
 
 
-def read_json(path: Path) -> Record:
-    record: Record = json.loads(path.read_text(encoding='utf-8'))
-    return record
-
-
-def _remove(folder: Path, is_stale: Callable[[Record], bool]) -> None:
-    for path in sorted(folder.glob('*.json')):
-        if is_stale(read_json(path)):
+def _remove(records: Path, is_stale: Callable[[Finetuning | RankRecord], bool]) -> None:
+    found: dict[Path, Finetuning | RankRecord] = {}
+    found |= {path: load_record(path, parse_finetuning) for path in (records / 'finetuning').glob('*.json')}
+    found |= {path: load_record(path, parse_rank) for path in (records / 'rank').glob('*.json')}
+    for path, record in found.items():
+        if is_stale(record):
             path.unlink()

@@ -5,14 +5,21 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.precision import measure_speeds
-from maelm_composer.records import collect_provenance
-from maelm_composer.suite.collect import read_json
-from maelm_composer.training.run_record import find_begun_precision
+from maelm_composer.provenance import Provenance, collect_provenance
+from maelm_composer.records import (
+    FailedFinetuning,
+    FinetuningRecord,
+    PretrainingRecord,
+    RankRecord,
+    load_folder,
+    parse_finetuning,
+    parse_pretraining,
+    parse_rank,
+)
 
 # FLOP/s in fp32 and in dense bf16 (NVIDIA's data sheets, SXM).
 PEAKS = {'a100': (19.5e12, 312e12), 'h100': (67e12, 989e12), 'h200': (67e12, 989e12)}
@@ -41,7 +48,7 @@ class Device:
         return 'this CPU' if self.name == CPU else f'{self.count} × {self.name.upper()}'
 
 
-def find_device(gpu: str | None = None, count: int | None = None) -> Device:
+def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
     """The devices of this machine, or ``count`` of the named GPU.
 
     Raises:
@@ -76,18 +83,16 @@ class Measured:
 def read_measured(records: Path, device: Device, pretraining: Precision, finetuning: Precision) -> Measured:
     """The speeds in results/<scale>/records of runs on this kind of device in these precisions."""
     here = collect_provenance({})
-
-    def read(kind: str) -> list[dict[str, Any]]:
-        found = map(read_json, sorted((records / kind).glob('*.json')))
-        return [record for record in found if _is_like(record, device, here)]
-
-    runs = [r for r in read('pretraining') if r['status'] == 'finished' and find_begun_precision(r) is pretraining]
-    speeds = [r['flops'] / (3600 * r['device_hours']) for r in runs if r.get('flops')]
+    runs = [r for r in load_folder(records / 'pretraining', parse_pretraining) if isinstance(r, PretrainingRecord)]
+    alike = [r for r in runs if _is_like(r, device, here) and r.training_precision is pretraining]
+    speeds = [r.flops / (3600 * r.device_hours) for r in alike if r.flops]
     tasks: dict[str, list[float]] = {}
-    for record in read('finetuning'):
-        if record['status'] == 'finished' and record['protocol']['precision'] == finetuning.name:
-            tasks.setdefault(record['task'], []).append(record['training_seconds'] + record['evaluation_seconds'])
-    ranks = [record['seconds'] for record in read('rank')]
+    for record in load_folder(records / 'finetuning', parse_finetuning):
+        if isinstance(record, FailedFinetuning) or not _is_like(record, device, here):
+            continue
+        if record.protocol['precision'] == finetuning.name:
+            tasks.setdefault(record.task, []).append(record.training_seconds + record.evaluation_seconds)
+    ranks = [r.seconds for r in load_folder(records / 'rank', parse_rank) if _is_like(r, device, here)]
     return Measured(
         median(speeds) if speeds else None,
         {task: mean(seconds) for task, seconds in tasks.items()},
@@ -95,12 +100,12 @@ def read_measured(records: Path, device: Device, pretraining: Precision, finetun
     )
 
 
-def _is_like(record: dict[str, Any], device: Device, here: dict[str, Any]) -> bool:
+def _is_like(record: PretrainingRecord | FinetuningRecord | RankRecord, device: Device, here: Provenance) -> bool:
     """Whether ``record`` comes from such a device; a CPU must be that of ``here``, the provenance of this machine."""
-    where = str(record.get('device') or CPU).lower()
+    where = record.device.lower()
     if device.name != CPU:
         return device.name in where
-    return where.startswith(CPU) and all(record['provenance'][key] == here[key] for key in ('cpu', 'cpu_count'))
+    return where.startswith(CPU) and (record.provenance.cpu, record.provenance.cpu_count) == (here.cpu, here.cpu_count)
 
 
 def _list_gpus() -> list[str]:

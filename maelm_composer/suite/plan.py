@@ -2,21 +2,31 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from maelm_composer.checkpoints.names import RECORD, TOKENIZER
 from maelm_composer.config import FinetuningConfig, Precision, SourceKind
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.corpora import find_files
+from maelm_composer.data.manifest import FILE_NAME
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
+from maelm_composer.records import (
+    FinetuningRecord,
+    PretrainingRecord,
+    load_folder,
+    load_record,
+    parse_finetuning,
+    parse_pretraining,
+    parse_rank,
+)
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
-from maelm_composer.suite.collect import read_json
 from maelm_composer.suite.cost import SHARD_BYTES_PER_TOKEN, Cost, cost_finetuning, cost_pretraining, cost_rank
-from maelm_composer.suite.devices import CPU, Device, Measured, find_device, read_measured
+from maelm_composer.suite.devices import CPU, Device, Measured, describe_device, read_measured
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
-from maelm_composer.sweep.search import Record, list_points
+from maelm_composer.sweep.search import list_points
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.training.run_record import is_run_of
 
@@ -62,9 +72,8 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
     """
     if suite.precision is Precision.auto:
         suite = replace(suite, precision=device.faster)
-    recorded = [
-        record for record in map(read_json, suite.finetuning_folder.glob('*.json')) if record['status'] == 'finished'
-    ]
+    found = load_folder(suite.finetuning_folder, parse_finetuning)
+    recorded = [record for record in found if isinstance(record, FinetuningRecord)]
     planner = _Planner(suite, device, read_measured(suite.records, device, *suite.list_precisions()), recorded)
     return [planner.plan(step) for step in list_steps(suite, artefacts)]
 
@@ -104,7 +113,7 @@ def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCAL
     Raises:
         InputError: a GPU whose peak is not known, or as :func:`plan_suite`.
     """
-    device, budget = find_device(gpu, gpus), gpus * hours
+    device, budget = describe_device(gpu, gpus), gpus * hours
     table = begin_table('GPU-hours from nothing', right=scales)
     suites = [replace(load_suite(scale), work=Path(os.devnull), results=Path(os.devnull)) for scale in scales]
 
@@ -131,7 +140,7 @@ class _Planner:
     suite: Suite
     device: Device
     measured: Measured
-    recorded: list[Record]  # finished fine-tuning runs
+    recorded: list[FinetuningRecord]
 
     def plan(self, step: Step) -> Item:
         match step:
@@ -149,7 +158,7 @@ class _Planner:
     def _plan_data(self, step: Step) -> Item:
         """Tokenizer and shards take CPU cores, no GPU. Downloads are not timed."""
         config, recipe = self.suite.load_corpus(), self.suite.settings.data[0]
-        file = 'manifest.json' if step.kind is Kind.shards else 'tokenizer/recipe.json'
+        file = FILE_NAME if step.kind is Kind.shards else f'{TOKENIZER}/recipe.json'
         done = int(read_file(join(config.remote, file)) is not None)
         seconds, basis = 0.0, 'the size of the text'
         for source in config.sources:
@@ -172,8 +181,8 @@ class _Planner:
         if self.measured.training_flops is not None:
             seconds = START_SECONDS[step.kind] + cost.flops / (self.measured.training_flops * self.device.count)
             basis = f'measured speed, {self.measured.training_flops:.1e} FLOP/s'
-        record = folder / 'record.json'
-        done = int(record.exists() and is_run_of(found := read_json(record), config) and found['status'] == 'finished')
+        record = load_record(path, parse_pretraining) if (path := folder / RECORD).exists() else None
+        done = int(isinstance(record, PretrainingRecord) and is_run_of(record, config))
         name = f'pretraining {config.run_name}'
         return Item(step, name, done, 1, seconds * (1 - done), basis, self.device.count, cost.disk_bytes)
 
@@ -183,8 +192,8 @@ class _Planner:
         seconds, basis = self._estimate(cost, step.kind, RANK_PRECISION)
         if self.measured.rank_seconds is not None:
             seconds, basis = START_SECONDS[step.kind] + self.measured.rank_seconds, 'measured runs'
-        checkpoints = [read_json(path)['checkpoint'] for path in self.suite.rank_folder.glob('*.json')]
-        done = int((config.run_name, step.samples) in [(c['run_name'], c['samples']) for c in checkpoints])
+        checkpoints = [record.checkpoint for record in load_folder(self.suite.rank_folder, parse_rank)]
+        done = int((config.run_name, step.samples) in [(c.run_name, c.samples) for c in checkpoints])
         return Item(step, f'rank {config.run_name}', done, 1, seconds * (1 - done), basis, self.device.count)
 
     def _plan_finetuning(self, step: Step, model: Model) -> Item:
@@ -212,15 +221,15 @@ class _Planner:
     def _count_recorded(self, config: FinetuningConfig, task: str, run_name: str, samples: int) -> int:
         """The number of recorded runs of the search, found by task, checkpoint, protocol, point and seed."""
         protocol = describe_protocol(replace(config, task=task))
-        points = [asdict(point) for point in list_points(config, find_task(task))]
+        points = list_points(config, find_task(task))
         shortened = ('max_seq_len', 'span')  # a checkpoint of shorter rows changes these
 
-        def is_of_search(record: Record) -> bool:
-            checkpoint = record['checkpoint']
-            if (record['task'], checkpoint['run_name'], checkpoint['samples']) != (task, run_name, samples):
+        def is_of_search(record: FinetuningRecord) -> bool:
+            checkpoint = record.checkpoint
+            if (record.task, checkpoint.run_name, checkpoint.samples) != (task, run_name, samples):
                 return False
-            is_same = all(record['protocol'].get(k) == v for k, v in protocol.items() if k not in shortened)
-            return is_same and record['point'] in points and record['seed'] in config.sweep.seeds
+            is_same = all(record.protocol.get(k) == v for k, v in protocol.items() if k not in shortened)
+            return is_same and record.point in points and record.seed in config.sweep.seeds
 
         return sum(map(is_of_search, self.recorded))
 

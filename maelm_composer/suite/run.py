@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
+from maelm_composer.checkpoints.names import name_checkpoint
 from maelm_composer.config import CorpusConfig, Precision
 from maelm_composer.data.corpora import describe_source
 from maelm_composer.data.manifest import FILE_NAME
@@ -19,10 +20,11 @@ from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.precision import choose_in
+from maelm_composer.records import Finetuning
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.report import report
 from maelm_composer.suite.collect import collect_finetunings, collect_rank, collect_run
-from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps, name_checkpoint
+from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
 from maelm_composer.sweep.run import sweep
 from maelm_composer.training.run import pretrain
 
@@ -69,7 +71,8 @@ def make(suite: Suite, step: Step) -> None:
             result = sweep(suite.load_finetuning(model, step.samples, step.tasks))
             for found in result.tasks:
                 name = found.task.name
-                records = [*found.finished, *(record for record in result.failures if record['task'] == name)]
+                records: list[Finetuning] = [*found.finished]
+                records += [record for record in result.failures if record.task == name]
                 collect_finetunings(records, suite.records, model.run_name(suite.scale), step.samples, name)
         case Step(Kind.rank, Model() as model):
             checkpoint = suite.run_folder(model) / name_checkpoint(step.samples)

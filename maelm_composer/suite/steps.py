@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from maelm_composer.checkpoints.names import name_checkpoint
 from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
 from maelm_composer.precision import read_choice
@@ -207,11 +208,6 @@ def list_checkpoints(config: PretrainingConfig) -> list[int]:
     total = math.ceil(config.training.max_samples / batch) * batch
     due = {math.ceil(multiple / batch) * batch for multiple in range(interval, total, interval)}
     return sorted({*due, total})
-
-
-def name_checkpoint(samples: int) -> str:
-    """The name of a checkpoint's folder in the folder of its run."""
-    return f'samples-{samples:012d}'
 
 
 @functools.lru_cache(maxsize=256)  # planning loads the same recipes many times

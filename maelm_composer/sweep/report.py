@@ -1,4 +1,4 @@
-"""A sweep on the screen: a live table, or a line a run where nobody looks on; and at its end what it found."""
+"""The progress of a sweep, a live table on a terminal and else a line per run, and its results."""
 
 import sys
 import time
@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from maelm_composer.sweep.search import Point, Record, SweepResult, TaskResult
+from maelm_composer.records import FailedFinetuning, Finetuning, FinetuningRecord, Point
+from maelm_composer.sweep.search import SweepResult, TaskResult
 from maelm_composer.tasks.catalogue import GLUE, Task
 
 WIDTH_OF_A_FILE = 200  # characters; a terminal has its own
@@ -20,18 +21,18 @@ WIDTH_OF_A_FILE = 200  # characters; a terminal has its own
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a task is."""
+    """Progress of one task."""
 
     task: Task
     total: int  # runs
-    records: list[Record]
+    records: list[Finetuning]
     running: int
-    cost_left: float  # in any unit
+    cost_left: float  # in the unit of cost_done
     cost_done: float
 
 
 class Progress:
-    """What has been done and what is left, on standard error, while the body runs."""
+    """Shows finished and remaining runs on standard error while the body of the ``with`` runs."""
 
     def __init__(self, list_standings: Callable[[], list[Standing]]) -> None:
         self.list_standings = list_standings
@@ -43,7 +44,7 @@ class Progress:
         self.cost_at_start = sum(standing.cost_done for standing in self.list_standings())
         if sys.stderr.isatty():
             console = Console(stderr=True)
-            # Redrawn by refresh alone: a thread of its own would read what the sweep is changing.
+            # No thread refreshes the table, as it would read records while the sweep changes them.
             self.live = Live(console=console, get_renderable=self._build_table, auto_refresh=False, transient=True)
             self.live.start()
         return self
@@ -53,18 +54,18 @@ class Progress:
             self.live.stop()
 
     def refresh(self) -> None:
-        """Draw the live table, where there is one, as things stand now."""
+        """Redraw the live table, if there is one."""
         if self.live is not None:
             self.live.refresh()
 
-    def announce(self, record: Record) -> None:
-        """Say that a run is over: a line of its own, or of a live table only where it failed."""
-        if self.live is not None and record['status'] == 'finished':
+    def announce(self, record: Finetuning) -> None:
+        """Print a line for a run that has ended; beside a live table only for a failure."""
+        if self.live is not None and isinstance(record, FinetuningRecord):
             return
         standings = self.list_standings()
         done, total = sum(len(s.records) for s in standings), sum(s.total for s in standings)
-        outcome = record['error'] if record['status'] == 'failed' else f'{_percent(record["score"])} %'
-        line = f'[{done}/{total}] {describe_run(record)}: {outcome}'
+        outcome = record.error if isinstance(record, FailedFinetuning) else f'{_percent(record.score)} %'
+        line = f'[{done}/{total}] {_name_run(record)}: {outcome}'
         if self.live is None:
             print(line, file=sys.stderr, flush=True)  # not through rich, which would break the line
         else:
@@ -75,15 +76,15 @@ class Progress:
         table = _begin_table('task', right=('done', 'under way', 'failed', 'best score', 'constant'))
         table.caption, table.caption_justify = self._describe_time(standings), 'left'
         for standing in standings:
-            finished = [record for record in standing.records if record['status'] == 'finished']
-            best = max(finished, key=lambda record: record['score'], default=None)
+            finished = [record for record in standing.records if isinstance(record, FinetuningRecord)]
+            best = max(finished, key=lambda record: record.score, default=None)
             table.add_row(
                 standing.task.name,
                 f'{len(standing.records)}/{standing.total}',
                 str(standing.running),
                 str(len(standing.records) - len(finished)),
-                '' if best is None else _percent(best['score']),
-                '' if best is None else _percent(best['baseline']),
+                '' if best is None else _percent(best.score),
+                '' if best is None else _percent(best.baseline),
             )
         return table
 
@@ -97,7 +98,7 @@ class Progress:
 
 
 def print_result(result: SweepResult) -> None:
-    """The table of a sweep on standard output, its average, and on standard error each run that failed."""
+    """Print scores, selected points and the GLUE average on standard output, and failed runs on standard error."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
     scores = _begin_table('task', right=('runs', 'median', 'mean', 'std', '95 % of mean', 'seeds', 'constant'))
     points = _begin_table('task', 'metric', right=('lr', 'batch', 'epochs', 'warm-up'), last='other metrics, median')
@@ -108,12 +109,11 @@ def print_result(result: SweepResult) -> None:
     if result.average is not None:
         print(f'AVG of the {len(GLUE)} GLUE tasks, MNLI matched: {_percent(result.average)}')
     for record in result.failures:
-        print(f'failed: {describe_run(record)}: {record["error"]}', file=sys.stderr, flush=True)
+        print(f'failed: {_name_run(record)}: {record.error}', file=sys.stderr, flush=True)
 
 
-def describe_run(record: Record) -> str:
-    """Task, point and seed."""
-    return f'{record["task"]}, {Point(**record["point"])}, seed {record["seed"]}'
+def _name_run(record: Finetuning) -> str:
+    return f'{record.task}, {record.point}, seed {record.seed}'
 
 
 def _begin_table(*left: str, right: Sequence[str], last: str | None = None) -> Table:
@@ -135,7 +135,7 @@ def _describe_scores(result: TaskResult) -> list[str]:
     interval = [] if summary.low is None else [_percent(summary.low), _percent(summary.high)]
     return [
         *(result.task.name, runs, _percent(summary.median), _percent(summary.mean), _percent(summary.std)),
-        *('–'.join(interval), str(summary.count), _percent(result.records[0]['baseline'])),
+        *('–'.join(interval), str(summary.count), _percent(result.records[0].baseline)),
     ]
 
 
@@ -144,7 +144,7 @@ def _describe_point(result: TaskResult) -> list[str]:
     if result.point is None:
         return [name, metric, *[''] * len(fields(Point)), 'no run of the grid finished']
     medians = {
-        other: median(record['metrics'][other] for record in result.records)
+        other: median(record.metrics[other] for record in result.records)
         for other in result.task.metrics
         if other != metric and not other.endswith('threshold')
     }

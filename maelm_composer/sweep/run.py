@@ -1,7 +1,7 @@
-"""A search over tasks, points and seeds as Ray tasks: every run once, whatever is killed in between.
+"""A search over tasks, points and seeds as Ray tasks.
 
-A run's record lies under its key (run.py), so a second call does only what is missing; a run that failed is tried
-again by the next call. The repeats of a task's best point begin as soon as its own grid is done.
+A sweep makes the runs that have no finished record, and so goes on where a killed one ended. The repeats of a task's
+best point begin when that task's grid is complete.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from filelock import SoftFileLease
 
 from maelm_composer.cluster import start_ray
 from maelm_composer.config import FinetuningConfig, Precision
@@ -20,10 +21,10 @@ from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import run_key
 from maelm_composer.finetuning.run import find_finished
 from maelm_composer.precision import choose, tell
-from maelm_composer.sweep.claims import is_claimed
+from maelm_composer.records import FailedFinetuning, Finetuning
+from maelm_composer.sweep.lease import is_free, open_lease
 from maelm_composer.sweep.report import Progress, Standing, print_result
 from maelm_composer.sweep.search import (
-    Record,
     SweepResult,
     conclude,
     count_evaluations,
@@ -37,7 +38,6 @@ from maelm_composer.sweep.worker import (
     choose_precision,
     first_line,
     inspect_task,
-    locate_claim,
     make_run,
     record_failure,
 )
@@ -52,23 +52,24 @@ class Job:
     key: str
     config: FinetuningConfig
     task: Task
-    cost: float  # characters through the encoder, forwards
-    record: Record | None = None
+    cost: float  # in characters that pass forward through the encoder
+    lease: SoftFileLease
+    record: Finetuning | None
 
 
 def sweep(config: FinetuningConfig) -> SweepResult:
-    """Make every run of the search that is not recorded yet, and say what all of them come to.
+    """Make every run of the search that has no finished record, and summarize the records of all runs.
 
-    Runs on this machine's Ray, or on the cluster at ``RAY_ADDRESS``, whose machines must share this folder. The records
-    go to ``save_folder``. Ctrl-C stops at once; what is recorded stays.
+    The runs use this machine's Ray, or the cluster at ``RAY_ADDRESS``, whose machines must share the working directory.
+    Records are written to ``save_folder`` and remain if the sweep is interrupted.
 
     Raises:
-        InputError: before any run, where checkpoint, data, tasks or search space cannot be used, or no machine is large
-            enough for a run. A run that fails raises nothing: it is in ``failures``.
+        InputError: before any run, if checkpoint, data, tasks or search space cannot be used, or no machine is large
+            enough for a run. A run that fails raises nothing; its record is in ``failures``.
     """
     tasks = list_tasks(config)
     for task in tasks:
-        count_runs(config, task)  # refuses what has no search space
+        count_runs(config, task)  # raises if a task has no search space
     started_here = start_ray()
     try:
         _, num_gpus = _count_slots(config)
@@ -98,7 +99,7 @@ def sweep_and_print(config: FinetuningConfig) -> int:
 
 
 class _Sweep:
-    """The state of one call: jobs by task, those that wait, and those that run."""
+    """The state of one sweep: all jobs by task, the waiting and the running ones."""
 
     def __init__(self, config: FinetuningConfig, tasks: list[Task], facts: dict[str, Facts]) -> None:
         self.config, self.tasks, self.facts = config, tasks, facts
@@ -118,14 +119,16 @@ class _Sweep:
                     self._collect()
                     self._plan_repeats()
                     self.progress.refresh()
-        finally:  # nothing runs on in a Ray that the caller keeps
+        finally:  # the caller may keep using this Ray
             for reference in self.running:
                 with contextlib.suppress(Exception):
                     ray.cancel(reference, force=True)
         records = {name: [job.record for job in jobs if job.record] for name, jobs in self.jobs.items()}
         return SweepResult(
             tasks=[conclude(self.config, task, records[task.name]) for task in self.tasks],
-            failures=[record for of_task in records.values() for record in of_task if record['status'] == 'failed'],
+            failures=[
+                record for of_task in records.values() for record in of_task if isinstance(record, FailedFinetuning)
+            ],
         )
 
     def _add(self, task: Task, configs: list[FinetuningConfig]) -> None:
@@ -134,7 +137,8 @@ class _Sweep:
             training = TRAINING_PER_EVALUATION * config.max_epochs * facts.training_size
             cost = training + count_evaluations(config, config.max_epochs) * facts.evaluation_size
             key = run_key(config, facts.identity, facts.data_hash)
-            job = Job(key, config, task, cost, find_finished(config, key))
+            lease = open_lease(config.save_folder, key)
+            job = Job(key, config, task, cost, lease, find_finished(config, key))
             self.jobs[task.name].append(job)
             if job.record is None:
                 self.waiting.append(job)
@@ -147,17 +151,17 @@ class _Sweep:
                 self._add(task, plan_repeats(self.config, task, records))
 
     def _submit(self) -> None:
-        """Fill the machine, the longest first; one more waits there: a cluster that grows on demand sees it."""
+        """Submit the longest runs first, and one more than fit, which tells an autoscaling cluster to grow."""
         slots, num_gpus = _count_slots(self.config)
         settings = self.config.sweep
         remote = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=num_gpus, max_retries=settings.max_retries)
         for job in sorted(self.waiting, key=lambda job: -job.cost):
             if len(self.running) > slots:
                 return
-            if is_claimed(locate_claim(job.config, job.key)):
-                continue  # another sweep is at it
+            if not is_free(job.lease):  # another sweep is making the run
+                continue
             self.waiting.remove(job)
-            job.record = find_finished(job.config, job.key)  # another sweep's
+            job.record = find_finished(job.config, job.key)  # made by another sweep meanwhile
             if job.record is not None:
                 self.progress.announce(job.record)
                 continue
@@ -205,7 +209,7 @@ def _inspect_all(config: FinetuningConfig, tasks: list[Task]) -> dict[str, Facts
 
 
 def _get(reference: Any) -> Any:
-    """What a worker returned; what it raised for the user to read in one line is raised as it was."""
+    """The value that a worker returned; an error for the user, of one line, is raised again unwrapped."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -215,10 +219,10 @@ def _get(reference: Any) -> Any:
 
 
 def _count_slots(config: FinetuningConfig) -> tuple[int, float]:
-    """How many runs fit at a time on what Ray has now, and the GPUs that each gets; 0 where Ray has none.
+    """How many runs fit at a time on Ray's current resources, and the GPUs of each; 0 if Ray has no GPU.
 
     Raises:
-        InputError: not even one fits.
+        InputError: no run fits.
     """
     cpus, gpus = config.sweep.cpus_per_run, config.sweep.gpus_per_run
     there = ray.cluster_resources()

@@ -1,61 +1,39 @@
-"""Which runs a search is made of, and which of its points is the best: planning, no torch.
-
-A run is a :class:`FinetuningConfig` whose task, point and seed are set; a record is what it leaves (run.py).
-"""
+"""The runs of a search, each a config with task, point and seed, and its best point. Imports no torch."""
 
 import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from maelm_composer.config import EvaluationProtocol, FinetuningConfig, SearchSpace, SelectionProtocol
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import check_names
+from maelm_composer.records import FailedFinetuning, Finetuning, FinetuningRecord, Point
 from maelm_composer.statistics import Summary, summarize
-from maelm_composer.tasks.catalogue import GLUE, Task, find_task
-
-Record = dict[str, Any]
-GROUP_RECIPES = 'yamls/finetune'
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Point:
-    """One point of a search space; in this order, the order of the grid where its lists ascend."""
-
-    learning_rate: float
-    batch_size: int
-    max_epochs: int
-    warmup_proportion: float
-
-    def __str__(self) -> str:
-        return (
-            f'lr {self.learning_rate:g}, batch {self.batch_size}, epochs {self.max_epochs}, '
-            f'warm-up {self.warmup_proportion:g}'
-        )
+from maelm_composer.tasks.catalogue import GLUE, SPAN, Task, find_task
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskResult:
-    """What a search says about one task."""
+    """The outcome of the search of one task."""
 
     task: Task
-    point: Point | None  # the selected one; None: no run of the grid finished
-    records: list[Record]  # of the selected point, one a seed, finished
-    finished: list[Record]  # of all points
-    num_planned: int
+    point: Point | None  # selected; None if no run of the grid finished
+    records: list[FinetuningRecord]  # of the selected point, one per seed
+    finished: list[FinetuningRecord]  # of all points
+    num_planned: int  # runs
 
     @property
     def summary(self) -> Summary:
-        """Of the scores over seeds (fractions)."""
-        return summarize([record['score'] for record in self.records])
+        """Statistics of the scores over seeds, fractions."""
+        return summarize([record.score for record in self.records])
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepResult:
     tasks: list[TaskResult]
-    failures: list[Record]  # of runs that raised, or whose worker died too often
+    failures: list[FailedFinetuning]  # runs that raised an error or lost their worker too often
 
     @property
     def average(self) -> float | None:
@@ -86,8 +64,9 @@ def list_points(config: FinetuningConfig, task: Task) -> list[Point]:
     search = config.sweep.search
     space = search.get(task.name, search.get(task.group))
     if space is None:
+        recipe = 'squad2' if task.kind == SPAN else 'glue'
         raise InputError(
-            f'sweep.search has no {task.group}, the group of {task.name}: see {GROUP_RECIPES}/{task.group}.yaml'
+            f'sweep.search has no {task.group}, the group of {task.name}: see yamls/finetune/{recipe}.yaml'
         )
     names = [field.name for field in dataclasses.fields(SearchSpace)]
     values = [getattr(space, name) or [getattr(config, name)] for name in names]
@@ -95,15 +74,15 @@ def list_points(config: FinetuningConfig, task: Task) -> list[Point]:
 
 
 def plan_grid(config: FinetuningConfig, task: Task) -> list[FinetuningConfig]:
-    """The runs to begin with: every point on the first seed, or with ``full_grid`` on all."""
+    """The runs of the grid: every point on the first seed, or with ``full_grid`` on all seeds."""
     seeds = config.sweep.seeds
     if config.sweep.selection is SelectionProtocol.grid_on_one_seed:
         seeds = seeds[:1]
     return [_configure(config, task, point, seed) for point in list_points(config, task) for seed in seeds]
 
 
-def plan_repeats(config: FinetuningConfig, task: Task, records: Sequence[Record]) -> list[FinetuningConfig]:
-    """The runs to end with: the best point of the grid's ``records`` on the other seeds; none where none finished."""
+def plan_repeats(config: FinetuningConfig, task: Task, records: Sequence[Finetuning]) -> list[FinetuningConfig]:
+    """The runs after the grid: the best point of its ``records`` on the other seeds; none if no run finished."""
     point = select_point(records)
     if point is None or config.sweep.selection is SelectionProtocol.full_grid:
         return []
@@ -111,7 +90,7 @@ def plan_repeats(config: FinetuningConfig, task: Task, records: Sequence[Record]
 
 
 def count_runs(config: FinetuningConfig, task: Task) -> int:
-    """How many runs the search of ``task`` comes to."""
+    """Number of runs in the whole search of ``task``."""
     points, seeds = len(list_points(config, task)), len(config.sweep.seeds)
     match config.sweep.selection:
         case SelectionProtocol.grid_on_one_seed:
@@ -121,33 +100,33 @@ def count_runs(config: FinetuningConfig, task: Task) -> int:
 
 
 def count_evaluations(config: FinetuningConfig, epochs: float) -> float:
-    """How often a run of so many epochs goes through the dev set."""
+    """How often a run of ``epochs`` evaluates the dev set."""
     return 1 if config.evaluation is EvaluationProtocol.final else 2 * epochs
 
 
-def select_point(records: Sequence[Record]) -> Point | None:
-    """The best point of one task's records; None where none is finished.
+def select_point(records: Sequence[Finetuning]) -> Point | None:
+    """The best point of one task's records; None if no run finished.
 
-    The most seeds, then the highest median score; of equals the lowest learning rate, then the smallest batch, the
-    fewest epochs, the shortest warm-up, which is the first of the paper's grids. So the records of a grid on one seed,
-    those and the best point's other seeds, and those of a full grid are all read by one rule.
+    The best point has the most seeds, then the highest median score, then the lowest learning rate, the smallest batch,
+    the fewest epochs and the shortest warm-up. The rule selects the same point from a grid on one seed, from that grid
+    with the best point's other seeds, and from a full grid.
     """
     scores: dict[Point, dict[int, float]] = defaultdict(dict)
     for record in records:
-        if record['status'] == 'finished':
-            scores[Point(**record['point'])][record['seed']] = record['score']
+        if isinstance(record, FinetuningRecord):
+            scores[record.point][record.seed] = record.score
     merits = {point: (len(of_point), median(of_point.values())) for point, of_point in scores.items()}
     return min((point for point in merits if merits[point] == max(merits.values())), default=None)
 
 
-def conclude(config: FinetuningConfig, task: Task, records: Sequence[Record]) -> TaskResult:
-    """What the records of one task's search come to."""
-    finished = candidates = [record for record in records if record['status'] == 'finished']
+def conclude(config: FinetuningConfig, task: Task, records: Sequence[Finetuning]) -> TaskResult:
+    """The outcome of a search from the records of its runs."""
+    finished = candidates = [record for record in records if isinstance(record, FinetuningRecord)]
     if config.sweep.selection is SelectionProtocol.grid_on_one_seed:
-        candidates = [record for record in finished if record['seed'] == config.sweep.seeds[0]]
+        candidates = [record for record in finished if record.seed == config.sweep.seeds[0]]
     point = select_point(candidates)
-    chosen = [record for record in finished if Point(**record['point']) == point]
-    chosen.sort(key=lambda record: config.sweep.seeds.index(record['seed']))
+    chosen = [record for record in finished if record.point == point]
+    chosen.sort(key=lambda record: config.sweep.seeds.index(record.seed))
     return TaskResult(task, point, chosen, finished, count_runs(config, task))
 
 

@@ -1,4 +1,4 @@
-"""What a worker of a sweep does: read a task's facts, or make one run and record how it ended."""
+"""The functions that a sweep runs in Ray workers."""
 
 import dataclasses
 import os
@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 import torch
+from filelock import Timeout
 
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import FinetuningConfig
@@ -16,25 +17,24 @@ from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_run
 from maelm_composer.finetuning.run import assert_savable, find_finished, finetune
 from maelm_composer.precision import Choice, choose_in
-from maelm_composer.records import write_json
-from maelm_composer.sweep.claims import claim
-from maelm_composer.sweep.search import Record
+from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
+from maelm_composer.sweep.lease import open_lease
 from maelm_composer.tasks.catalogue import Task
 from maelm_composer.tasks.sources import TextExample, load_task_data
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the planning needs to know of a task and cannot know without reading checkpoint and data."""
+    """Properties of checkpoint and data that the scheduling of a task needs."""
 
-    identity: dict[str, Any]
+    identity: EncoderIdentity
     data_hash: str
     training_size: int  # characters
     evaluation_size: int
 
 
 def choose_precision(config: FinetuningConfig, folder: str) -> Choice:
-    """For all runs in ``save_folder``, on a device as theirs."""
+    """Choose the precision of all runs in ``save_folder`` on a device like theirs."""
     _enter(config, folder)
     return choose_in(Path(config.save_folder), config.precision, 'precision')
 
@@ -48,36 +48,41 @@ def inspect_task(config: FinetuningConfig, task: Task, folder: str) -> Facts:
     return Facts(pretrained.identity, data.hash, _count_characters(data.train), _count_characters(evaluation))
 
 
-def make_run(config: FinetuningConfig, key: str, facts: Facts, folder: str) -> Record | None:
-    """One run in a worker: its record, of a failure too; None where another sweep is at it."""
+def make_run(config: FinetuningConfig, key: str, facts: Facts, folder: str) -> Finetuning | None:
+    """Make one run and return its record, also of a failure; None if another sweep is making the run."""
     _enter(config, folder)
     if not ray.get_gpu_ids():  # our Ray leaves every GPU visible to a run that was given none
         os.environ['CUDA_VISIBLE_DEVICES'] = ''
-    with claim(locate_claim(config, key)) as is_mine:
-        if not is_mine:
-            return None
-        try:
-            record = finetune(config, config.sweep.gpus_per_run if ray.get_gpu_ids() else 1.0)
-            if record['key'] != key:
-                raise InputError('the checkpoint or the data changed while the sweep ran: start it again')
-            return record
-        except InputError as error:
-            return record_failure(config, key, facts, str(error))
-        except Exception as error:
-            reason = f'{type(error).__name__}: {first_line(error)}'
-            return record_failure(config, key, facts, reason, traceback=traceback.format_exc())
+    lease = open_lease(config.save_folder, key)
+    try:
+        lease.acquire()
+    except Timeout:
+        return None
+    try:
+        record = finetune(config, config.sweep.gpus_per_run if ray.get_gpu_ids() else 1.0)
+        if record.key != key:
+            raise InputError('the checkpoint or the data changed while the sweep ran: start it again')
+        return record
+    except InputError as error:
+        return record_failure(config, key, facts, str(error))
+    except Exception as error:
+        reason = f'{type(error).__name__}: {first_line(error)}'
+        return record_failure(config, key, facts, reason, traceback.format_exc())
+    finally:
+        lease.release()
 
 
-def locate_claim(config: FinetuningConfig, key: str) -> Path:
-    return Path(config.save_folder, f'.{key}.claim')
+def record_failure(
+    config: FinetuningConfig, key: str, facts: Facts, reason: str, trace: str | None = None
+) -> FailedFinetuning:
+    """Write and return the record of a run that failed.
 
-
-def record_failure(config: FinetuningConfig, key: str, facts: Facts, reason: str, **more: str) -> Record:
-    """The record of a run that ended for ``reason``; a finished one, made again for its model, is not overwritten."""
-    record = describe_run(config, key, facts.identity, facts.data_hash)
-    record |= {'status': 'failed', 'error': ' '.join(reason.split()), **more}
+    A finished record stays: such a run was made again only to save its model.
+    """
+    run = describe_run(config, key, facts.identity, facts.data_hash)
+    record = FailedFinetuning(**run, error=' '.join(reason.split()), traceback=trace)
     if find_finished(dataclasses.replace(config, saves_model=False), key) is None:
-        write_json(Path(config.save_folder, f'{key}.json'), record)
+        write_record(Path(config.save_folder, f'{key}.json'), record)
     return record
 
 
@@ -86,7 +91,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _enter(config: FinetuningConfig, folder: str) -> None:
-    """Make a worker's process ready: where relative paths start, and no more threads than it was given."""
+    """Set a worker's working directory, and its number of threads to the cores that it was given."""
     try:
         os.chdir(folder)
     except OSError:

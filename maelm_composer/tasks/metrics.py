@@ -1,6 +1,11 @@
-"""Metrics of classification and regression, as fractions, and what guessing one constant answer would score."""
+"""Metrics of classification and regression as fractions, their influence functions, and scores of constant answers.
+
+Accuracy, F1 and correlations are not torchmetrics', which computes ratios in single precision and does not give 0 for
+every constant prediction (Matthews' correlation); scipy gives NaN there.
+"""
 
 import numpy as np
+from scipy.stats import rankdata
 
 from maelm_composer.tasks.catalogue import CLASSIFICATION, SPAN, Task
 
@@ -31,7 +36,11 @@ def compute_influences(
 
 
 def score_constant(task: Task, labels: np.ndarray) -> float:
-    """What the best constant answer scores on these (examples,) labels; of a span task: whether each has an answer."""
+    """The score of the best constant answer.
+
+    Args:
+        labels: (examples,); of a span task, whether each question has an answer.
+    """
     if task.kind == SPAN:
         return float(1 - labels.mean())
     if task.kind == CLASSIFICATION and task.metric.endswith('accuracy'):
@@ -57,7 +66,7 @@ def _compute(metric: str, predictions: np.ndarray, labels: np.ndarray) -> float:
         case 'matthews' | 'pearson':  # Matthews' is Pearson's of two labels 0 and 1
             return _correlate(predictions, labels)
         case 'spearman':
-            return _correlate(_rank(predictions), _rank(labels))
+            return _correlate(rankdata(predictions), rankdata(labels))
     raise ValueError(f'no metric {metric}')
 
 
@@ -78,7 +87,7 @@ def _measure_influence(metric: str, predictions: np.ndarray, labels: np.ndarray)
         case 'spearman':
             if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
                 return np.zeros(len(labels))
-            first, second = ((_rank(values) - 0.5) / len(values) for values in (predictions, labels))
+            first, second = ((rankdata(values) - 0.5) / len(values) for values in (predictions, labels))
             # Besides its own two ranks, an example shifts the ranks of all above it.
             shifts = _sum_from(first, second) + _sum_from(second, first)
             scale = first.std() * second.std()
@@ -100,10 +109,3 @@ def _correlate(first: np.ndarray, second: np.ndarray) -> float:
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return 0.0
     return float(np.corrcoef(first, second)[0, 1])
-
-
-def _rank(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]

@@ -14,11 +14,11 @@ from composer.utils import dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.errors import InputError
-from maelm_composer.records import write_text
+from maelm_composer.files import write_text
 from maelm_composer.training.run_folder import RunFolder
 
-METRICS = 'metrics.csv'
 TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # a resumed run repeats all others exactly
 EVAL_COLUMNS = ('eval_loss', 'eval_perplexity', 'eval_accuracy')
 COLUMNS = ('samples', 'batch', 'train_loss', 'learning_rate', 'gradient_norm', *TIMED_COLUMNS, *EVAL_COLUMNS)

@@ -24,17 +24,15 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
 from maelm_composer.config import TrainingConfig
 from maelm_composer.errors import InputError
-from maelm_composer.records import give_usual_mode, write_json
-from maelm_composer.training.callbacks import METRICS, TrainingClock
-from maelm_composer.training.run_folder import CHECKPOINT_PREFIX, RunFolder
+from maelm_composer.files import apply_umask, write_json
+from maelm_composer.training.callbacks import TrainingClock
+from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.signals import StopSignals
 
-WEIGHTS = 'model.safetensors'
-STATE, SHARDED_STATE = 'state.pt', 'state'  # the second holds FSDP2's shards
 METADATA = '.metadata'  # torch's file about the tensors in the shards
-PROGRESS = 'progress.json'
 
 
 class CheckpointSaver(Callback):
@@ -65,7 +63,7 @@ class CheckpointSaver(Callback):
 
     def _save(self, state: State) -> None:
         staged = self.folder.local / '.saving'
-        name = f'{CHECKPOINT_PREFIX}{state.timestamp.sample.value:012d}'
+        name = name_checkpoint(state.timestamp.sample.value)
         try:
             if dist.get_local_rank() == 0:
                 shutil.rmtree(staged, ignore_errors=True)
@@ -102,7 +100,7 @@ class CheckpointSaver(Callback):
         if dist.get_global_rank() == 0:
             plain = {key.removeprefix('model.'): value.contiguous() for key, value in weights.items()}
             save_file(plain, staged / WEIGHTS, metadata={'format': 'pt'})
-            give_usual_mode(staged / WEIGHTS)
+            apply_umask(staged / WEIGHTS)
             at = state.timestamp
             seconds = self.clock.seconds
             progress = {'samples': at.sample.value, 'batch': at.batch.value, 'training_seconds': seconds}

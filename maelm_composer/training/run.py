@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from composer import Trainer
@@ -15,6 +14,7 @@ from composer.utils import dist
 from rich.console import Console
 from rich.table import Table
 
+from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import load_id_counts, load_manifest
 from maelm_composer.device import find_device, keep_freed_memory, name_device
@@ -24,9 +24,9 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.maelm import build_model
 from maelm_composer.patches import release_trainer, silence_warnings
 from maelm_composer.precision import Choice, choose
+from maelm_composer.records import Pretraining, PretrainingRecord, RunningPretraining
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
-    METRICS,
     BatchSeed,
     DivergenceStop,
     GradientClipping,
@@ -55,10 +55,10 @@ from maelm_composer.training.sharding import GradientAverage, build_parallelism
 from maelm_composer.training.signals import end_with_launcher
 
 
-def pretrain(config: PretrainingConfig) -> dict[str, Any]:
+def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
     """Train to ``config.training.max_samples``, from the newest checkpoint in ``config.save_folder`` if there is one.
 
-    Called by every rank. Returns the run's record, which ``record.json`` holds.
+    Called by every rank. Returns the record in ``record.json``; None on all ranks but the first.
 
     Raises:
         InputError: the recipe does not fit the shards, the machine or the run folder, another process trains in that
@@ -87,7 +87,7 @@ class _Run:
         self.is_first = dist.get_global_rank() == 0
         self.print = Console(highlight=False, soft_wrap=True, quiet=not self.is_first).print
         self.folder = RunFolder(config.save_folder, config.run_name)
-        self.record: dict[str, Any] = {}
+        self.record: Pretraining | None = None
         choices = [Choice(Precision.fp32)]
         with raise_on_all_ranks():
             self.loggers = _build_loggers(config, self.folder)
@@ -119,17 +119,20 @@ class _Run:
         self.attention = self.model.select_attention(config.training.attention, find_device().type)
         return find_resume_point(self.folder, self.model, self.is_sharded)
 
-    def complete(self, resume_point: ResumePoint) -> dict[str, Any]:
+    def complete(self, resume_point: ResumePoint) -> PretrainingRecord | None:
         """Return the record of a run that has trained to its end, and finish it if a kill came before that."""
         self.folder.forget(resume_point.state.parent.name)
-        if self.is_first and self.record.get('status') != 'finished':
-            self.record = self.record or self._begin_record()
+        record = self.record
+        if self.is_first and not isinstance(record, PretrainingRecord):
             evaluation = find_last_eval(parse_metrics(self.folder.read(METRICS) or ''))
-            self.record = finish_record(self.folder, self.record, self.plan, resume_point.training_seconds, evaluation)
+            if not evaluation:
+                raise InputError(f'{self.folder.uri}/{METRICS}: holds no validation, so the record cannot be finished')
+            begun, seconds = record or self._begin_record(), resume_point.training_seconds
+            record = finish_record(self.folder, begun, self.plan, seconds, evaluation)
         self.print(
             f'{self.config.run_name} is complete: {resume_point.samples:,} samples, in {self.config.save_folder}'
         )
-        return self.record
+        return record if isinstance(record, PretrainingRecord) else None
 
     def begin(self, resume_point: ResumePoint | None) -> None:
         """Print the start screen and write the record."""
@@ -164,13 +167,13 @@ class _Run:
         finally:
             release_trainer(trainer)
 
-    def finish(self) -> dict[str, Any]:
-        """Add the results to the record, print them, and return the record."""
-        if self.is_first:
-            evaluation = self.log.last_eval
-            self.record = finish_record(self.folder, self.record, self.plan, self.clock.seconds, evaluation)
-            self.print(_summarize(self.config, self.record))
-        return self.record
+    def finish(self) -> PretrainingRecord | None:
+        """Add the results to the record, print them, and return the record; None on all ranks but the first."""
+        if self.record is None:
+            return None
+        record = finish_record(self.folder, self.record, self.plan, self.clock.seconds, self.log.last_eval)
+        self.print(_summarize(self.config, record))
+        return record
 
     def _build_trainer(self, resume_point: ResumePoint | None, device: Device, clipping: GradientClipping) -> Trainer:
         """Order matters: gradients are averaged before they are clipped, and logged before they are saved."""
@@ -216,11 +219,12 @@ class _Run:
             load_progress_bar=False,
         )
 
-    def _begin_record(self) -> dict[str, Any]:
+    def _begin_record(self) -> RunningPretraining:
+        begun = None if self.record is None else self.record.precision  # a resumed run keeps its first reason
         numbers = {
             'world_size': dist.get_world_size(),
             'device': name_device(),
-            'precision': self.record.get('precision', str(self.precision)),  # a resumed run keeps its first reason
+            'precision': begun or str(self.precision),
             'attention': self.attention,
             'tokenizer_hash': self.manifest.tokenizer_hash,
             'flops': count_training_flops(self.config),
@@ -256,13 +260,13 @@ def _build_loggers(config: PretrainingConfig, folder: RunFolder) -> list[LoggerD
     return [build[logger]() for logger in config.training.loggers]
 
 
-def _summarize(config: PretrainingConfig, record: dict[str, Any]) -> str:
-    loss, entropy = record['eval_loss'], record.get('unigram_entropy')
+def _summarize(config: PretrainingConfig, record: PretrainingRecord) -> str:
+    loss, entropy = record.eval_loss, record.unigram_entropy
     nothing = ': it has learned nothing' if entropy is not None and loss >= entropy else ''
     beside = '' if entropy is None else f' (unigram entropy {entropy:.2f}{nothing})'
     return (
         f'{config.run_name}: validation loss {loss:.4f}{beside}\n'
-        f'{record["batches"]:,} steps, {record["samples"]:,} samples\n'
-        f'{record["tokens_per_second"]:,.0f} tokens/s, {record["training_seconds"]:,.0f} seconds of training\n'
+        f'{record.batches:,} steps, {record.samples:,} samples\n'
+        f'{record.tokens_per_second:,.0f} tokens/s, {record.training_seconds:,.0f} seconds of training\n'
         f'log and checkpoints: {config.save_folder}'
     )

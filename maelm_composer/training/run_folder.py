@@ -1,11 +1,4 @@
-"""The folder of a run: a local folder, or an object store with a local working copy.
-
-::
-
-    recipe.yaml  record.json  metrics.csv  tokenizer/
-    latest                      -> the newest complete checkpoint (a link; in an object store a text object)
-    samples-000051200/          model.safetensors  progress.json  state.pt (or state/, one shard a rank)
-"""
+"""The folder of a run (checkpoints/names.py): a local folder, or an object store with a local working copy."""
 
 import os
 import shutil
@@ -13,13 +6,11 @@ from pathlib import Path
 
 from composer.utils import dist
 
+from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST
 from maelm_composer.data.storage import delete, download, is_s3, join, list_names, read_file, upload, write_file
 from maelm_composer.errors import InputError
-from maelm_composer.records import write_text
+from maelm_composer.files import write_text
 from maelm_composer.training.ranks import raise_on_all_ranks
-
-LATEST = 'latest'
-CHECKPOINT_PREFIX = 'samples-'
 
 
 class RunFolder:

@@ -1,57 +1,65 @@
-"""The record beside the checkpoints: what ran, from what, and how it ended; and whether a folder is this run's."""
+"""The record of a pretraining run in its folder, and whether a folder belongs to a run."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from maelm_composer.checkpoints.names import RECIPE, RECORD, TOKENIZER
 from maelm_composer.config import Precision, PretrainingConfig
 from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
+from maelm_composer.provenance import collect_provenance
 from maelm_composer.recipe import to_plain, to_yaml
-from maelm_composer.records import collect_provenance
+from maelm_composer.records import (
+    CONTENT_HASH,
+    Pretraining,
+    PretrainingRecord,
+    RunningPretraining,
+    format_record,
+    parse_pretraining,
+)
 from maelm_composer.training.plan import Plan
 
 if TYPE_CHECKING:  # which brings torch, and a plan reads records without
     from maelm_composer.training.run_folder import RunFolder
 
-RECORD = 'record.json'
-RECIPE = 'recipe.yaml'
-TOKENIZER = 'tokenizer'
-
 
 def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
-    """Everything that decides the weights, flat: two runs equal in these are one."""
+    """All settings that decide the weights, flat; two runs with equal identities are the same run."""
     plain = to_plain(config)
     identity = _flatten({section: plain[section] for section in ('seed', 'masking', 'model', 'optimizer')})
     for key in ('max_samples', 'global_train_batch_size', 'precision'):
         identity[f'training.{key}'] = plain['training'][key]
     return identity | {
         'data.shuffle_block_size': config.data.shuffle_block_size,
-        'content hash of data.remote': content_hash,
+        CONTENT_HASH: content_hash,
     }
 
 
-def is_run_of(record: Mapping[str, Any], config: PretrainingConfig) -> bool:
-    """Whether ``record`` is of this recipe, whatever its data."""
-    found: dict[str, Any] = record['identity']
-    return found == identify(config, found['content hash of data.remote'])
+def is_run_of(record: Pretraining, config: PretrainingConfig) -> bool:
+    """Whether ``record`` is of this recipe, on any data."""
+    return record.identity == identify(config, record.data_hash)
 
 
-def read_record(folder: 'RunFolder') -> dict[str, Any]:
-    """The record that lies in ``folder``, empty where no run has been."""
+def read_record(folder: 'RunFolder') -> Pretraining | None:
+    """The record in ``folder``; None if no run has begun there.
+
+    Raises:
+        InputError: the file is no pretraining record.
+    """
     text = folder.read(RECORD)
-    record: dict[str, Any] = json.loads(text) if text is not None else {}
-    return record
+    return None if text is None else parse_pretraining(text, f'{folder.uri}/{RECORD}')
 
 
-def find_begun_precision(record: Mapping[str, Any]) -> Precision | None:
-    """In which the run of ``record`` was begun; None where no run has been."""
-    return Precision[record['identity']['training.precision']] if record else None
+def find_begun_precision(record: Pretraining | None) -> Precision | None:
+    """The training precision of a run that has begun; None without a ``record``."""
+    return None if record is None else record.training_precision
 
 
-def assert_same_run(folder: 'RunFolder', record: Mapping[str, Any], identity: dict[str, Any]) -> None:
-    """Raise InputError where another recipe or other data made the ``record`` in ``folder``."""
-    found = record['identity'] if record else identity
+def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: dict[str, Any]) -> None:
+    """Raise InputError if the ``record`` in ``folder`` is of another recipe or other data."""
+    found = identity if record is None else record.identity
     for key in sorted(identity.keys() | found.keys()):
         there, here = found.get(key), identity.get(key)
         if there != here:
@@ -62,17 +70,19 @@ def assert_same_run(folder: 'RunFolder', record: Mapping[str, Any], identity: di
 
 def begin_record(
     folder: 'RunFolder', config: PretrainingConfig, identity: dict[str, Any], numbers: dict[str, Any]
-) -> dict[str, Any]:
-    """Write the resolved recipe, the tokenizer and the record of a run that has begun; returns the record."""
-    record = {
-        'status': 'running',
-        'run_name': config.run_name,
-        'provenance': collect_provenance(config),
-        'identity': identity,
-        **numbers,
-    }
+) -> RunningPretraining:
+    """Write recipe, tokenizer and record of a run that begins, and return the record.
+
+    Args:
+        numbers: the record's other fields.
+    """
+    record = RunningPretraining(
+        run_name=config.run_name, provenance=collect_provenance(config), identity=identity, **numbers
+    )
     folder.write(RECIPE, to_yaml(config))
-    for name in list_names(join(config.data.remote, TOKENIZER)):  # whoever gets the checkpoint can read its ids
+    for name in list_names(
+        join(config.data.remote, TOKENIZER)
+    ):  # so that the checkpoints can be used without the shards
         content = read_file(join(config.data.remote, TOKENIZER, name))
         assert content is not None
         folder.write(f'{TOKENIZER}/{name}', content.decode())
@@ -81,26 +91,33 @@ def begin_record(
 
 
 def finish_record(
-    folder: 'RunFolder', record: dict[str, Any], plan: Plan, seconds: float, evaluation: Mapping[str, float]
-) -> dict[str, Any]:
-    """Add what a whole run gave, its ``seconds`` of training and its last ``evaluation``; returns the record."""
+    folder: 'RunFolder', record: Pretraining, plan: Plan, seconds: float, evaluation: Mapping[str, Any]
+) -> PretrainingRecord:
+    """Write and return the record of a run that has finished.
+
+    Args:
+        record: written when the run began.
+        seconds: of training.
+        evaluation: results of the last validation.
+    """
+    begun = {field.name: getattr(record, field.name) for field in dataclasses.fields(RunningPretraining)}
     tokens = plan.batches * plan.tokens_per_batch
-    record = record | {
-        'status': 'finished',
-        'samples': plan.batches * plan.global_batch_size,
-        'batches': plan.batches,
-        'tokens': tokens,
-        'training_seconds': seconds,
-        'device_hours': seconds * record['world_size'] / 3600,
-        'tokens_per_second': tokens / seconds if seconds else 0.0,
+    finished = PretrainingRecord(
+        **begun | {'status': 'finished'},
+        samples=plan.batches * plan.global_batch_size,
+        batches=plan.batches,
+        tokens=tokens,
+        training_seconds=seconds,
+        device_hours=seconds * record.world_size / 3600,
+        tokens_per_second=tokens / seconds if seconds else 0.0,
         **evaluation,
-    }
-    _write(folder, record)
-    return record
+    )
+    _write(folder, finished)
+    return finished
 
 
-def _write(folder: 'RunFolder', record: dict[str, Any]) -> None:
-    folder.write(RECORD, json.dumps(record, indent=2) + '\n')
+def _write(folder: 'RunFolder', record: Pretraining) -> None:
+    folder.write(RECORD, json.dumps(format_record(record), indent=2) + '\n')
 
 
 def _flatten(nested: dict[str, Any], prefix: str = '') -> dict[str, Any]:

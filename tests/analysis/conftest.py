@@ -14,6 +14,7 @@ from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifes
 from maelm_composer.data.tokenizer import save_tokenizer, train_tokenizer
 from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import to_yaml
+from tests.records import make_pretraining
 
 N, V, D = 48, 320, 32
 WORDS = 'the sea wind ship of night and a captain saw great white whale rose under moon to old men sing from harbour'
@@ -60,8 +61,7 @@ def folder(tmp_path_factory) -> Path:
     save_file(build_model(model, seed=0).state_dict(), checkpoint / 'model.safetensors')
     (checkpoint / 'progress.json').write_text(json.dumps({'samples': 64, 'training_seconds': 1.5}))
     (root / 'run/recipe.yaml').write_text(to_yaml(config))
-    record = {'run_name': 'run', 'provenance': {'recipe_hash': 'r' * 64}}
-    (root / 'run/record.json').write_text(json.dumps(record))
+    (root / 'run/record.json').write_text(json.dumps(make_pretraining('run')))
     (root / 'run/latest').symlink_to(checkpoint.name)
     return root
 

@@ -15,6 +15,7 @@ from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.errors import InputError
 from maelm_composer.precision import Speeds
+from maelm_composer.records import load_record, parse_rank
 
 N, V, D = 48, 320, 32
 
@@ -85,34 +86,34 @@ def test_every_number_of_the_last_layer_from_the_states_themselves(folder, measu
                 if len(rows) > 1:
                     residuals.append(float(norm(rows - rows.mean(0)) / norm(rows)))
     real, kept, masks = (torch.cat(rows) for rows in (real, kept, masks))
-    last = record['layers'][-1]
-    assert [layer['layer'] for layer in record['layers']] == [0, 1, 2]
-    assert (record['tokens'], record['mask_tokens']) == (len(real), len(masks))
-    assert last['rank_real'] == rank_by_svd(real, centered)
-    assert last['rank_with_masks'] == rank_by_svd(torch.cat([kept, masks]), centered)
-    assert last['rank_real_with_masks'] == rank_by_svd(kept, centered)
-    assert last['rank_masks'] == rank_by_svd(masks, centered)
+    last = record.layers[-1]
+    assert [layer.layer for layer in record.layers] == [0, 1, 2]
+    assert (record.tokens, record.mask_tokens) == (len(real), len(masks))
+    assert last.rank_real == rank_by_svd(real, centered)
+    assert last.rank_with_masks == rank_by_svd(torch.cat([kept, masks]), centered)
+    assert last.rank_real_with_masks == rank_by_svd(kept, centered)
+    assert last.rank_masks == rank_by_svd(masks, centered)
 
     kept, masks = (rows.double() - rows.double().mean(0) * centered for rows in (kept, masks))
-    span = torch.linalg.svd(kept, full_matrices=False).Vh[: last['rank_real_with_masks']]
+    span = torch.linalg.svd(kept, full_matrices=False).Vh[: last.rank_real_with_masks]
     left = masks - masks @ span.t() @ span
-    assert last['mask_outside_share'] == pytest.approx(float(left.square().sum() / masks.square().sum()))
-    assert last['real_outside_share'] <= 0.1 + 1e-9
-    assert 0 <= last['principal_angles_degrees'][0] <= last['principal_angles_degrees'][-1] <= 90
-    assert last['rank_one_residual'] == pytest.approx(sum(residuals) / len(residuals), rel=1e-4)
+    assert last.mask_outside_share == pytest.approx(float(left.square().sum() / masks.square().sum()))
+    assert last.real_outside_share <= 0.1 + 1e-9
+    assert 0 <= last.principal_angles_degrees[0] <= last.principal_angles_degrees[-1] <= 90
+    assert last.rank_one_residual == pytest.approx(sum(residuals) / len(residuals), rel=1e-4)
 
 
 def test_the_record_says_where_it_comes_from_and_is_written_whole(measure, tmp_path):
     record = measure()
     (path,) = (tmp_path / 'ranks').iterdir()
-    assert path.name == f'{record["key"]}.json'
-    assert json.loads(path.read_text()) == record
-    assert record['kind'] == 'rank'
-    assert (record['checkpoint']['run_name'], record['checkpoint']['samples']) == ('run', 64)
-    assert record['data']['hash'] == 'c' * 64
-    assert (record['threshold'], record['centered'], record['mlm_probability']) == (0.9, False, 0.15)
-    assert record['hidden_size'] == D
-    assert record['provenance']['packages']
+    assert path.name == f'{record.key}.json'
+    assert load_record(path, parse_rank) == record
+    assert record.kind == 'rank'
+    assert (record.checkpoint.run_name, record.checkpoint.samples) == ('run', 64)
+    assert record.data_hash == 'c' * 64
+    assert (record.threshold, record.centered, record.mlm_probability) == (0.9, False, 0.15)
+    assert record.hidden_size == D
+    assert record.provenance.packages
 
 
 def test_a_measurement_is_made_once_and_another_one_is_another(measure, tmp_path, monkeypatch):
@@ -120,9 +121,9 @@ def test_a_measurement_is_made_once_and_another_one_is_another(measure, tmp_path
     assert measure('run') == first  # the run's newest checkpoint; seconds would differ
     others = [RankOptions(seed=1), RankOptions(threshold=0.5), RankOptions(precision=Precision.bf16)]
     ranks = [measure(options=options) for options in others]
-    assert len({record['key'] for record in (first, *ranks)}) == 4
-    assert ranks[1]['layers'][-1]['rank_real'] < first['layers'][-1]['rank_real']
-    assert abs(ranks[2]['layers'][-1]['rank_real'] - first['layers'][-1]['rank_real']) <= 1
+    assert len({record.key for record in (first, *ranks)}) == 4
+    assert ranks[1].layers[-1].rank_real < first.layers[-1].rank_real
+    assert abs(ranks[2].layers[-1].rank_real - first.layers[-1].rank_real) <= 1
     assert len(list((tmp_path / 'ranks').iterdir())) == 4
     monkeypatch.setattr(precision, 'measure_speeds', lambda: Speeds(1e11, 5e9, 'CPU'))
     assert measure(options=RankOptions(precision=Precision.auto)) == first
@@ -136,19 +137,19 @@ def test_other_weights_are_another_measurement(folder, measure, tmp_path):
     content[-1] ^= 1
     weights.write_bytes(content)
     after = measure(tmp_path / 'run')
-    assert before['checkpoint']['uri'] == after['checkpoint']['uri']
-    assert before['key'] != after['key']
+    assert before.checkpoint.uri == after.checkpoint.uri
+    assert before.key != after.key
 
 
 def test_a_hugging_face_encoder_has_the_same_ranks_by_its_own_class_and_by_ours(folder, measure, roberta):
     text = [str(folder / 'text.txt')]
     theirs = measure(roberta, text=text, implementation=Implementation.huggingface)
     ours = measure(roberta, text=text, implementation=Implementation.ours)
-    assert theirs['key'] != ours['key']
-    assert theirs['tokens'] == ours['tokens'] > 5000
-    for one, other in zip(theirs['layers'], ours['layers'], strict=True):
-        for name, value in one.items():
-            assert value == pytest.approx(other[name], rel=1e-3, abs=0.5 if 'angles' in name else 1e-3), name
+    assert theirs.key != ours.key
+    assert theirs.tokens == ours.tokens > 5000
+    for one, other in zip(theirs.layers, ours.layers, strict=True):
+        for name, value in vars(one).items():
+            assert value == pytest.approx(getattr(other, name), rel=1e-3, abs=0.5 if 'angles' in name else 1e-3), name
 
 
 def test_the_table_shows_every_layer(measure):
@@ -156,11 +157,11 @@ def test_the_table_shows_every_layer(measure):
     header, *layers, note = describe_ranks(record).split('\n')
     assert len(header) == len(layers[0])
     assert [int(line.split()[0]) for line in layers] == [0, 1, 2]
-    last = record['layers'][-1]
+    last = record.layers[-1]
     assert layers[-1].split()[1:5] == [
-        str(last[name]) for name in ('rank_real', 'rank_with_masks', 'rank_real_with_masks', 'rank_masks')
+        str(getattr(last, name)) for name in ('rank_real', 'rank_with_masks', 'rank_real_with_masks', 'rank_masks')
     ]
-    assert f'{record["tokens"]:,} real tokens' in note
+    assert f'{record.tokens:,} real tokens' in note
 
 
 def test_an_encoder_without_a_recipe_needs_to_be_told_what_to_read(measure, roberta):

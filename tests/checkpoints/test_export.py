@@ -24,7 +24,9 @@ from maelm_composer.config import RelativePositionFunction
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.model.maelm import build_model
+from maelm_composer.records import CONTENT_HASH
 from maelm_composer.tasks.catalogue import TASKS
+from tests.records import make_finetuning
 from tests.tiny import CHECKPOINT, MODEL, SAMPLES, write_run, write_tokenizer
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
@@ -62,7 +64,7 @@ def make_run(tmp_path, tokenizer):
         weights = build_model(model, seed=1).state_dict()
         generator = torch.Generator().manual_seed(2)
         weights = {name: torch.randn(value.shape, generator=generator) / 3 for name, value in weights.items()}
-        identity = {'content hash of data.remote': 'd' * 64}
+        identity = {CONTENT_HASH: 'd' * 64}
         record = {'status': 'finished', 'samples': SAMPLES, 'eval_loss': 2.34567, 'eval_accuracy': 0.5}
         folder = write_run(tmp_path / kind, model, weights, 's3://secret/here', identity=identity, **record)
         (folder / 'tokenizer').symlink_to(tokenizer)
@@ -111,7 +113,7 @@ def test_an_exported_folder_comes_back_as_our_encoder(make_run, tmp_path, kind):
     export(run, folder)
     ours, again = load_pretrained(run), load_pretrained(folder)
     _, inputs = encode(folder)
-    assert again.identity['implementation'] == 'ours'
+    assert again.identity.implementation == 'ours'
     assert again.max_seq_len == N
     assert_close(again.encoder.state_dict(), ours.encoder.state_dict(), rtol=0, atol=0)
     is_real = inputs[2] > 0
@@ -135,7 +137,9 @@ def fine_tune(run, task_name, tmp_path):
     folder = tmp_path / 'finetuned' / f'{task_name}-0'
     folder.parent.mkdir()
     save_model(folder, model.state_dict(), pretrained, task)
-    folder.with_name(f'{folder.name}.json').write_text(json.dumps({'metrics': {'accuracy': 0.75}}))
+    folder.with_name(f'{folder.name}.json').write_text(
+        json.dumps(make_finetuning(task_name, metrics={'accuracy': 0.75}))
+    )
     return str(folder), model
 
 
@@ -188,13 +192,13 @@ class TestRefusals:
         (tmp_path / 'exported').mkdir()
         export(make_run('mpnet'), str(tmp_path / 'exported'))  # empty: taken
         before = (tmp_path / 'exported/README.md').stat().st_mtime_ns
-        with pytest.raises(InputError, match='is there already'):
+        with pytest.raises(InputError, match='exists and is not empty'):
             export(str(tmp_path / 'mpnet'), str(tmp_path / 'exported'))
         assert (tmp_path / 'exported/README.md').stat().st_mtime_ns == before
 
     def test_what_is_not_ours(self, make_run, tmp_path):
         export(make_run('mpnet'), str(tmp_path / 'exported'))
-        with pytest.raises(InputError, match='is not one of ours'):
+        with pytest.raises(InputError, match='is not an encoder of ours'):
             export(str(tmp_path / 'exported'), str(tmp_path / 'again'))
 
     def test_a_failure_leaves_nothing(self, make_run, tmp_path, monkeypatch):

@@ -14,11 +14,19 @@ from transformers import (
 )
 
 from maelm_composer.checkpoints import modeling_maelm
-from maelm_composer.checkpoints.huggingface import HuggingFaceEncoder, export_encoder, find_obstacle, import_encoder
+from maelm_composer.checkpoints.huggingface import (
+    HuggingFaceEncoder,
+    explain_unsupported,
+    export_encoder,
+    import_encoder,
+)
 from maelm_composer.config import RelativePositionFunction
 from maelm_composer.errors import InputError
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.relative_position import bucket_distances
+from tests.model.conftest import config
+
+__all__ = ['config']  # a fixture
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 LENGTH = 300  # beyond the farthest bucket of 32/128, 64/128 and 128/256
@@ -145,7 +153,7 @@ def test_the_exported_file_has_our_bucket_functions(function, buckets, max_dista
     ],
 )
 def test_what_our_encoder_cannot_compute_is_named(config, obstacle):
-    assert obstacle in find_obstacle(config)
+    assert obstacle in explain_unsupported(config)
     with pytest.raises(InputError, match='cannot compute'):
         import_encoder(config, {})
 

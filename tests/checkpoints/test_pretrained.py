@@ -1,5 +1,6 @@
 """Encoders to start from: our checkpoints, local and in an object store, and Hugging Face's; nothing is downloaded."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_our_own_checkpoint(run, path):
     assert_close(pretrained.encoder(*TOKENS), expected_states(), rtol=0, atol=0)
     assert (pretrained.hidden_size, pretrained.max_seq_len, pretrained.vocab_size) == (32, N, V)
     assert pretrained.config == MODEL
-    identity = dict(pretrained.identity)
+    identity = dataclasses.asdict(pretrained.identity)
     assert len(identity.pop('hash')) == 64
     assert identity == {
         'uri': str(run / CHECKPOINT),
@@ -60,9 +61,9 @@ def test_our_own_checkpoint(run, path):
 
 def test_a_relative_address_stays_relative(run, monkeypatch):
     monkeypatch.chdir(run.parent)
-    assert load_pretrained('run').identity['uri'] == f'run/{CHECKPOINT}'
+    assert load_pretrained('run').identity.uri == f'run/{CHECKPOINT}'
     monkeypatch.chdir(run)
-    assert load_pretrained('latest').identity['uri'] == f'./{CHECKPOINT}'
+    assert load_pretrained('latest').identity.uri == f'./{CHECKPOINT}'
 
 
 def test_a_link_to_a_run_elsewhere(run, tmp_path):
@@ -95,9 +96,9 @@ def test_dropout_replaces_that_of_the_checkpoint(run):
 
 
 def test_other_weights_have_another_hash(run):
-    before = load_pretrained(str(run)).identity['hash']
+    before = load_pretrained(str(run)).identity.hash
     save_file(build_model(MODEL, seed=2).state_dict(), run / CHECKPOINT / 'model.safetensors')
-    assert load_pretrained(str(run)).identity['hash'] != before
+    assert load_pretrained(str(run)).identity.hash != before
 
 
 def test_an_old_run_reads_with_the_tokenizer_of_its_data(run, tmp_path):
@@ -124,8 +125,8 @@ def test_an_object_store(run, monkeypatch):
         for path in ('', '/latest', f'/{CHECKPOINT}'):
             pretrained = load_pretrained(f's3://bucket/runs/tiny{path}')
             assert_close(pretrained.encoder(*TOKENS), expected_states(), rtol=0, atol=0)
-            assert pretrained.identity['uri'] == f's3://bucket/runs/tiny/{CHECKPOINT}'
-            assert pretrained.identity['samples'] == 64
+            assert pretrained.identity.uri == f's3://bucket/runs/tiny/{CHECKPOINT}'
+            assert pretrained.identity.samples == 64
             assert len(pretrained.tokenizer) == V
         with pytest.raises(InputError, match='neither a run nor a checkpoint'):
             load_pretrained('s3://bucket/runs/other')
@@ -140,13 +141,13 @@ def test_a_fine_tuned_model_gives_its_encoder(run, tmp_path):
     weights = {f'encoder.{name}': value for name, value in encoder.state_dict().items()}
     save_file(weights | {'head.dense.weight': torch.zeros(2, 2)}, folder / 'model.safetensors')
     origin = load_pretrained(str(run)).identity
-    description = {'config': to_plain(MODEL), 'task': 'rte', 'checkpoint': origin}
+    description = {'config': to_plain(MODEL), 'task': 'rte', 'checkpoint': dataclasses.asdict(origin)}
     (folder / 'finetuned.json').write_text(json.dumps(description))
     write_tokenizer(folder / 'tokenizer')
     pretrained = load_pretrained(str(folder))
     assert_close(pretrained.encoder(*TOKENS), encoder.eval()(*TOKENS), rtol=0, atol=0)
-    assert pretrained.identity['run_name'] == 'tiny'
-    assert pretrained.identity['hash'] != origin['hash']
+    assert pretrained.identity.run_name == 'tiny'
+    assert pretrained.identity.hash != origin.hash
     assert pretrained.config.relative_position_function is MODEL.relative_position_function
 
 
@@ -222,8 +223,8 @@ class TestHuggingFace:
         assert isinstance(theirs.encoder, HuggingFaceEncoder)
         assert_close(ours.encoder(*TOKENS), theirs.encoder(*TOKENS), rtol=1e-5, atol=1e-5)
         assert (ours.max_seq_len, ours.hidden_size) == (theirs.max_seq_len, theirs.hidden_size) == (N, 32)
-        assert ours.identity['hash'] == theirs.identity['hash']
-        assert [p.identity['implementation'] for p in (ours, theirs)] == ['ours', 'huggingface']
+        assert ours.identity.hash == theirs.identity.hash
+        assert [p.identity.implementation for p in (ours, theirs)] == ['ours', 'huggingface']
         assert theirs.config is None
 
     def test_what_decides_its_hash(self, stock, tmp_path):
@@ -232,9 +233,9 @@ class TestHuggingFace:
             text = (stock / changed).read_text()
             assert before in text
             (folder / changed).write_text(text.replace(before, after))
-            return load_pretrained(str(folder)).identity['hash']
+            return load_pretrained(str(folder)).identity.hash
 
-        unchanged = load_pretrained(str(stock), dropout=0.3).identity['hash']
+        unchanged = load_pretrained(str(stock), dropout=0.3).identity.hash
         assert hash_after('config.json', '"transformers_version": "', '"transformers_version": "0') == unchanged
         assert hash_after('config.json', '"layer_norm_eps": 1e-', '"layer_norm_eps": 2e-') != unchanged
         assert hash_after('tokenizer.json', '"use_regex": true', '"use_regex": false') != unchanged

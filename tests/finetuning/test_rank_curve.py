@@ -21,15 +21,15 @@ def test_a_curve_has_a_point_before_the_first_epoch_and_after_each(name, configu
     plain, watched = (
         finetune(configure(name, max_epochs=2, dropout=0.1, measures_rank=measures)) for measures in (False, True)
     )
-    assert (plain['effective_rank'], plain['rank_curve']) == (None, [])
-    assert [point['epoch'] for point in watched['rank_curve']] == [0, 1, 2]
-    assert watched['effective_rank'] == watched['rank_curve'][-1]['effective_rank']
-    assert all(1 <= point['effective_rank'] <= 32 for point in watched['rank_curve'])
-    assert watched['protocol']['measures_rank']
-    assert plain['key'] != watched['key']
+    assert (plain.effective_rank, plain.rank_curve) == (None, [])
+    assert [point.epoch for point in watched.rank_curve] == [0, 1, 2]
+    assert watched.effective_rank == watched.rank_curve[-1].effective_rank
+    assert all(1 <= point.effective_rank <= 32 for point in watched.rank_curve)
+    assert watched.protocol['measures_rank']
+    assert plain.key != watched.key
     for key in ('metrics', 'evaluations', 'steps'):
-        assert plain[key] == watched[key]
-    predictions = [Path(configure(name).save_folder, f'{r["key"]}.predictions.jsonl') for r in (plain, watched)]
+        assert getattr(plain, key) == getattr(watched, key)
+    predictions = [Path(configure(name).save_folder, f'{r.key}.predictions.jsonl') for r in (plain, watched)]
     assert predictions[0].read_text() == predictions[1].read_text()
 
 
@@ -47,7 +47,7 @@ def test_the_first_point_is_the_checkpoints_own_and_the_encoder_is_left_in_its_m
         rows.append(states[ids > 2])  # [CLS] 0, [PAD] 1, [SEP] 2
     squares = torch.linalg.svdvals(torch.cat(rows).double()).square()
     wanted = int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
-    assert record['rank_curve'][0]['effective_rank'] == wanted
+    assert record.rank_curve[0].effective_rank == wanted
     model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, 0.1, seed=1).train()
     assert rank_of_inputs(model.encoder, inputs, (0, 1, 2), pad_id=1) == wanted
     assert model.encoder.training

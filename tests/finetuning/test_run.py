@@ -29,10 +29,11 @@ from maelm_composer.finetuning.fit import plan_evaluations
 from maelm_composer.finetuning.identity import run_key
 from maelm_composer.finetuning.run import find_finished, finetune, summarize
 from maelm_composer.precision import Speeds
-from maelm_composer.records import unpack_numbers
+from maelm_composer.records import EncoderIdentity, Evaluation, Point, load_record, parse_finetuning, unpack_numbers
 from maelm_composer.sweep.worker import Facts, record_failure
 from maelm_composer.tasks.catalogue import TASKS
 from maelm_composer.tasks.sources import load_task_data
+from tests.records import make_finetuning
 
 ROOT = Path(__file__).parents[2]
 OFFICIAL = [name for name, task in TASKS.items() if task.hub is not None]
@@ -42,27 +43,27 @@ OFFICIAL = [name for name, task in TASKS.items() if task.hub is not None]
 def test_every_task_runs_and_learns(name, configure):
     task, config = TASKS[name], configure(name, max_epochs=8)
     record = finetune(config)
-    assert set(task.metrics) <= record['metrics'].keys()
-    assert record['score'] == record['metrics'][task.metric]
-    assert record['score'] > record['baseline'] + 0.1
-    influences = {name: unpack_numbers(text) for name, text in record['influences'].items()}
+    assert set(task.metrics) <= record.metrics.keys()
+    assert record.score == record.metrics[task.metric]
+    assert record.score > record.baseline + 0.1
+    influences = {name: unpack_numbers(text) for name, text in record.influences.items()}
     assert influences.keys() == {name for name in task.metrics if not name.endswith('threshold')}
     assert all(abs(values.mean()) < 1e-3 and len(values) >= 24 for values in influences.values())
-    assert record['baseline'] == pytest.approx({'mnli': 1 / 3, 'cola': 0, 'stsb': 0, 'squad2': 1 / 3}.get(name, 0.5))
-    assert 0 <= record['padded_share'] < 0.15  # of three batches; real tasks: test_real_tasks.py
-    assert (record['steps'], record['train_examples'], record['seed']) == (48, 96, 1)
+    assert record.baseline == pytest.approx({'mnli': 1 / 3, 'cola': 0, 'stsb': 0, 'squad2': 1 / 3}.get(name, 0.5))
+    assert 0 <= record.padded_share < 0.15  # of three batches; real tasks: test_real_tasks.py
+    assert (record.steps, record.train_examples, record.seed) == (48, 96, 1)
     folder = Path(config.save_folder)
-    assert json.loads((folder / f'{record["key"]}.json').read_text()) == record
-    lines = (folder / f'{record["key"]}.predictions.jsonl').read_text().splitlines()
+    assert load_record(folder / f'{record.key}.json', parse_finetuning) == record
+    lines = (folder / f'{record.key}.predictions.jsonl').read_text().splitlines()
     predictions = [json.loads(line) for line in lines]
     assert len(predictions) == 48 * len(task.eval_splits)
     if task.kind == 'classification':
         first = [line for line in predictions if line['split'] == task.eval_splits[0]]
         accuracy = sum(line['prediction'] == line['label'] for line in first) / 48
-        assert accuracy == pytest.approx(record['metrics'].get('accuracy', record['metrics'].get('matched_accuracy')))
+        assert accuracy == pytest.approx(record.metrics.get('accuracy', record.metrics.get('matched_accuracy')))
     assert sorted(path.name for path in folder.iterdir()) == [
-        f'{record["key"]}.json',
-        f'{record["key"]}.predictions.jsonl',
+        f'{record.key}.json',
+        f'{record.key}.predictions.jsonl',
     ]
 
 
@@ -70,42 +71,44 @@ def test_the_record_says_what_ran(configure):
     config = configure('squad2', max_epochs=1, max_seq_len=512, data={'max_train_examples': 50})
     record = finetune(config)
     identity = load_pretrained(config.checkpoint).identity
-    assert record['checkpoint'] == identity
-    assert record['status'] == 'finished'
-    assert record['train_examples'] == 50
-    assert record['point'] == {'learning_rate': 3e-3, 'batch_size': 16, 'max_epochs': 1, 'warmup_proportion': 0.06}
-    protocol = record['protocol']
+    assert record.checkpoint == identity
+    assert record.status == 'finished'
+    assert record.train_examples == 50
+    assert record.point == Point(3e-3, 16, 1, 0.06)
+    protocol = record.protocol
     assert protocol['max_seq_len'] == 48  # the checkpoint's own
     assert (protocol['source'], protocol['max_train_examples'], protocol['evaluation']) == ('files', 50, 'final')
     assert protocol['span'] == dataclasses.asdict(SpanConfig(max_query_length=22))
-    assert record['data_hash'] == load_task_data(TASKS['squad2'], config.data).hash
-    assert record['evaluations'] == [{'step': record['best_step'], 'score': record['score']}]
-    assert record['provenance']['packages']['torch'] == torch.__version__.split('+')[0]
+    assert record.data_hash == load_task_data(TASKS['squad2'], config.data).hash
+    assert record.evaluations == [Evaluation(step=record.best_step, score=record.score)]
+    assert record.provenance.packages['torch'] == torch.__version__.split('+')[0]
     summary = summarize(record, config.save_folder)
-    assert f'{record["score"]:.2%}' in summary
-    assert f'{record["key"]}.json' in summary
+    assert f'{record.score:.2%}' in summary
+    assert f'{record.key}.json' in summary
 
 
 def test_the_same_run_twice_is_the_same_and_done_once(configure, tmp_path):
     config = configure('rte', dropout=0.1)
     record = finetune(config)
-    path = Path(config.save_folder, f'{record["key"]}.json')
+    path = Path(config.save_folder, f'{record.key}.json')
     written = path.stat().st_mtime_ns
     assert finetune(config) == record
     assert path.stat().st_mtime_ns == written
     torch.rand(100)  # whatever the process did before
     again = finetune(dataclasses.replace(config, save_folder=str(tmp_path / 'again')))
-    assert again['key'] == record['key']
+    assert again.key == record.key
     predictions = [
-        Path(folder, f'{record["key"]}.predictions.jsonl') for folder in (config.save_folder, tmp_path / 'again')
+        Path(folder, f'{record.key}.predictions.jsonl') for folder in (config.save_folder, tmp_path / 'again')
     ]
     assert predictions[0].read_text() == predictions[1].read_text()
     other = finetune(dataclasses.replace(config, seed=2))
-    assert Path(config.save_folder, f'{other["key"]}.predictions.jsonl').read_text() != predictions[0].read_text()
+    assert Path(config.save_folder, f'{other.key}.predictions.jsonl').read_text() != predictions[0].read_text()
 
 
 def test_the_key_is_of_what_decides_the_scores(configure):
-    config, identity = configure('rte'), {'hash': 'h', 'implementation': 'ours', 'uri': 'here'}
+    config = configure('rte')
+    unknown = dict.fromkeys(('run_name', 'samples', 'recipe_hash', 'training_seconds'))
+    identity = EncoderIdentity(uri='here', hash='h', implementation='ours', **unknown)
     key = run_key(config, identity, 'd')
     assert key.startswith('rte-')
     for change in (
@@ -116,7 +119,7 @@ def test_the_key_is_of_what_decides_the_scores(configure):
         {'span': SpanConfig(n_best=1)},  # of no matter to RTE
         {'implementation': Implementation.ours},  # what it came to stands in the identity
     ):
-        assert run_key(dataclasses.replace(config, **change), identity | {'uri': 'there'}, 'd') == key
+        assert run_key(dataclasses.replace(config, **change), dataclasses.replace(identity, uri='there'), 'd') == key
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(FinetuningConfig)}
     numbers = {
         name: value for name, value in fields.items() if isinstance(value, (int, float)) and name != 'saves_model'
@@ -125,8 +128,8 @@ def test_the_key_is_of_what_decides_the_scores(configure):
     changes = [{name: value * 2 or 1} for name, value in numbers.items()]
     changes += [{'evaluation': EvaluationProtocol.half_epochs}, {'precision': Precision.bf16}, {'task': 'mrpc'}]
     keys = [run_key(dataclasses.replace(config, **change), identity, 'd') for change in changes]
-    keys += [run_key(config, identity, 'other'), run_key(config, identity | {'hash': 'i'}, 'd')]
-    keys += [run_key(config, identity | {'implementation': 'huggingface'}, 'd')]
+    keys += [run_key(config, identity, 'other'), run_key(config, dataclasses.replace(identity, hash='i'), 'd')]
+    keys += [run_key(config, dataclasses.replace(identity, implementation='huggingface'), 'd')]
     assert len(set(keys) | {key}) == len(keys) + 1
     squad = dataclasses.replace(config, task='squad2')
     assert run_key(dataclasses.replace(squad, span=SpanConfig(n_best=1)), identity, 'd') != run_key(
@@ -140,13 +143,13 @@ def test_half_epochs_keep_the_best_evaluation(configure):
     assert plan_evaluations(EvaluationProtocol.final, 7, 2) == {14}
     config = configure('stsb', evaluation=EvaluationProtocol.half_epochs, max_epochs=3, dropout=0.1)
     record = finetune(config)
-    assert [entry['step'] for entry in record['evaluations']] == [3, 6, 9, 12, 15, 18]
-    scores = [entry['score'] for entry in record['evaluations']]
-    assert record['score'] == max(scores) > scores[0]
-    assert record['best_step'] == record['evaluations'][scores.index(max(scores))]['step']
-    assert record['protocol']['evaluation'] == 'half_epochs'
+    assert [entry.step for entry in record.evaluations] == [3, 6, 9, 12, 15, 18]
+    scores = [entry.score for entry in record.evaluations]
+    assert record.score == max(scores) > scores[0]
+    assert record.best_step == record.evaluations[scores.index(max(scores))].step
+    assert record.protocol['evaluation'] == 'half_epochs'
     final = finetune(dataclasses.replace(config, evaluation=EvaluationProtocol.final))
-    assert final['score'] == scores[-1]  # evaluating in between changes nothing
+    assert final.score == scores[-1]  # evaluating in between changes nothing
 
 
 def test_a_saved_model_gives_the_same_scores(configure):
@@ -154,7 +157,7 @@ def test_a_saved_model_gives_the_same_scores(configure):
     finetune(config)
     config = dataclasses.replace(config, saves_model=True)
     record = finetune(config)  # the record alone is not enough
-    folder = Path(config.save_folder, record['key'])
+    folder = Path(config.save_folder, record.key)
     described = json.loads((folder / 'finetuned.json').read_text())
     assert (described['task'], described['label_names']) == ('rte', ['entailment', 'not_entailment'])
     weights = load_file(folder / 'model.safetensors')
@@ -169,11 +172,11 @@ def test_a_saved_model_gives_the_same_scores(configure):
 def test_what_fails_when_made_again_for_its_model_leaves_the_finished_record(configure):
     config = configure('rte', max_epochs=1)
     record = finetune(config, devices=0.25)
-    assert record['device_hours'] == pytest.approx((record['training_seconds'] + record['evaluation_seconds']) / 14400)
-    facts = Facts(record['checkpoint'], record['data_hash'], 1, 1)
-    failure = record_failure(dataclasses.replace(config, saves_model=True), record['key'], facts, 'out of memory')
-    assert failure['status'] == 'failed'  # the sweep names it
-    assert find_finished(config, record['key']) == record
+    assert record.device_hours == pytest.approx((record.training_seconds + record.evaluation_seconds) / 14400)
+    facts = Facts(record.checkpoint, record.data_hash, 1, 1)
+    failure = record_failure(dataclasses.replace(config, saves_model=True), record.key, facts, 'out of memory')
+    assert failure.status == 'failed'  # the sweep names it
+    assert find_finished(config, record.key) == record
 
 
 def test_no_row_left_is_one_line(configure, tmp_path):
@@ -184,7 +187,7 @@ def test_no_row_left_is_one_line(configure, tmp_path):
         pyarrow.parquet.write_table(table, tmp_path / 'squad_v2' / f'{split}.parquet')
     config = configure('squad2')
     config.data.folder = str(tmp_path)
-    with pytest.raises(InputError, match='squad2: no training row is left, 1 have answers'):
+    with pytest.raises(InputError, match='squad2: no training row is left: the contexts of 1 do not'):
         finetune(config)
 
 
@@ -215,10 +218,10 @@ def test_a_record_that_is_none(configure):
     path = Path(config.save_folder, 'x.json')
     path.parent.mkdir()
     assert find_finished(config, 'x') is None
-    path.write_text('{"status": "failed"}')
+    path.write_text(json.dumps(make_finetuning('rte', error='no memory')))
     assert find_finished(config, 'x') is None
     path.write_text('{"sta')
-    with pytest.raises(InputError, match='is not a record'):
+    with pytest.raises(InputError, match=r'x.json is not JSON'):
         find_finished(config, 'x')
 
 
@@ -230,7 +233,7 @@ def main():
 
 def test_the_command(checkpoint, task_folder, tmp_path):
     arguments = [
-        *(str(ROOT / 'yamls/finetune/rte.yaml'), f'checkpoint={checkpoint}/latest', 'max_epochs=1'),
+        *(str(ROOT / 'yamls/finetune/glue.yaml'), 'task=rte', f'checkpoint={checkpoint}/latest', 'max_epochs=1'),
         *('data.source=files', f'data.folder={task_folder}', f'save_folder={tmp_path}'),
     ]
     command = [sys.executable, str(ROOT / 'train.py'), *arguments]
@@ -239,12 +242,12 @@ def test_the_command(checkpoint, task_folder, tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, '')
     (path,) = tmp_path.glob('rte-*.json')
-    assert done.stdout == summarize(json.loads(path.read_text()), str(tmp_path)) + '\n'
+    assert done.stdout == summarize(load_record(path, parse_finetuning), str(tmp_path)) + '\n'
 
 
 def test_the_command_tells_what_is_wrong(main, capsys, monkeypatch):
     for recipe, override, message in (
-        ('rte', 'task=rtf', 'error: unknown task rtf; did you mean rte?'),
+        ('glue', 'task=rtf', 'error: unknown task rtf; did you mean rte?'),
         ('glue', 'seed=1', 'error: the recipe is for 8 tasks: add task=mnli, or use `maelm sweep`'),
     ):
         with pytest.raises(SystemExit, match='2'):
@@ -253,9 +256,7 @@ def test_the_command_tells_what_is_wrong(main, capsys, monkeypatch):
         assert printed.err.startswith(message)
         assert (printed.out, printed.err.count('\n')) == ('', 1)
     monkeypatch.setenv('RANK', '1')
-    main(
-        [str(ROOT / 'yamls/finetune/rte.yaml'), 'checkpoint=nowhere']
-    )  # one run uses one device: no work for this rank
+    main([str(ROOT / 'yamls/finetune/glue.yaml'), 'task=rte', 'checkpoint=nowhere'])  # the first rank does the work
 
 
 def test_runs_of_one_folder_share_the_precision_that_auto_came_to(configure, monkeypatch, tmp_path):
@@ -264,8 +265,8 @@ def test_runs_of_one_folder_share_the_precision_that_auto_came_to(configure, mon
     for name, bf16 in (('bf16', 9e11), ('fp32', 5e9)):
         monkeypatch.setattr(precision, 'measure_speeds', lambda bf16=bf16: Speeds(1e11, bf16, 'CPU'))
         record = finetune(dataclasses.replace(config, save_folder=str(tmp_path / name)))
-        assert record['protocol']['precision'] == name
-        keys[name] = record['key']
+        assert record.protocol['precision'] == name
+        keys[name] = record.key
     again = finetune(dataclasses.replace(config, save_folder=str(tmp_path / 'bf16'), seed=2))  # where fp32 is faster
-    assert again['protocol']['precision'] == 'bf16'
+    assert again.protocol['precision'] == 'bf16'
     assert keys['bf16'] != keys['fp32']

@@ -5,26 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from maelm_composer.records import CONTENT_HASH
 from maelm_composer.reporting.artefacts import ABLATIONS, DELTAS, ROBERTA, Role, tasks_of
+from tests.records import make_finetuning, make_identity, make_layer, make_pretraining, make_rank
 
 SAMPLES = (100, 200, 400)  # of the checkpoints
 SEEDS = (1, 2, 3, 4, 5)
 PRETRAINING_SEEDS = (17, 18, 19)
 SHIFTS = (-0.004, 0.0, 0.004)  # of every score, by pretraining seed: the same for all models
 LAYERS = 3
-
-
-def provenance(recipe_hash: str) -> dict:
-    return {
-        'maelm_composer': '0.0.test',
-        'git_revision': 'abc123',
-        'python': '3.11.9',
-        'packages': {'torch': '2.7.0', 'numpy': '2.1.3'},
-        'platform': 'Linux',
-        'cpu': 'Test <CPU>',
-        'cpu_count': 2,
-        'recipe_hash': recipe_hash,
-    }
 
 
 class Archive:
@@ -43,18 +32,9 @@ class Archive:
     def add_run(self, name: str, hours: float = 2.0, **changes: object) -> None:
         """A name that ends in -sN is of the pretraining seed N."""
         seed = int(name.rpartition('-s')[2]) if '-s' in name and name.rpartition('-s')[2].isdigit() else 17
-        record = {
-            'status': 'finished',
-            'run_name': name,
-            'provenance': provenance(f'recipe-of-{name}'),
-            'identity': {'seed': seed, 'content hash of data.remote': 'pretraining-data'},
-            'samples': SAMPLES[-1],
-            'training_seconds': hours * 3600,
-            'device_hours': hours,
-            'flops': 4e15,
-            'tokenizer_hash': 'tokenizer',
-            **changes,
-        }
+        identity = {'seed': seed, CONTENT_HASH: 'pretraining-data'}
+        changes = {'identity': identity, 'training_seconds': hours * 3600, 'device_hours': hours, **changes}
+        record = make_pretraining(name, **changes)
         self.write('pretraining', name, record)
         lines = ['samples,batch,train_loss,learning_rate,gradient_norm,training_seconds,eval_loss']
         for batch in range(1, 301):
@@ -65,63 +45,27 @@ class Archive:
     def add_score(self, run: str, task: str, seed: int, score: float, samples: int = SAMPLES[-1], **changes) -> None:
         metrics = {'matched_accuracy': score, 'mismatched_accuracy': score - 0.01}
         metrics |= {'best_exact': score, 'best_f1': score + 0.02, 'exact': score - 0.03, 'f1': score - 0.01}
-        point = {'learning_rate': 3e-5, 'batch_size': 32, 'max_epochs': 3, 'warmup_proportion': 0.06}
-        point |= changes.pop('point', {})
-        key = f'{task}-{run}-{samples}-{seed}-{point["learning_rate"]}'
-        record = {
-            'kind': 'finetuning',
-            'key': key,
-            'status': 'finished',
-            'error': None,
-            'task': task,
-            'seed': seed,
-            'point': point,
-            'protocol': {'source': 'demo' if task.startswith('demo') else 'files', 'max_train_examples': None},
-            'checkpoint': {
-                'hash': f'weights-{run}-{samples}',
-                'run_name': run,
-                'samples': samples,
-                'recipe_hash': f'recipe-of-{run}',
-                'training_seconds': 7200 * samples / SAMPLES[-1],
-            },
-            'data_hash': f'data-of-{task}',
-            'metrics': metrics,
-            'score': score,
-            'baseline': 0.4,
-            'effective_rank': 46 + seed,  # the end of its curve
-            'rank_curve': [{'epoch': e, 'effective_rank': 50 - 2 * e + seed} for e in (0.0, 1.0, 2.0)],
-            'training_seconds': 10.0,
-            'device_hours': 0.01,
-            'provenance': provenance('finetuning-recipe'),
-            **changes,
-        }
+        record = make_finetuning(
+            task,
+            run,
+            samples,
+            seed,
+            metrics=metrics,
+            score=score,
+            checkpoint=make_identity(run, samples, training_seconds=7200 * samples / SAMPLES[-1]),
+            effective_rank=46 + seed,  # the end of its curve
+            rank_curve=[{'epoch': epoch, 'effective_rank': 50 - 2 * epoch + seed} for epoch in range(3)],
+        )
+        record['point'] |= changes.pop('point', {})
+        key = f'{record["key"]}-{record["point"]["learning_rate"]}'
+        if 'error' in changes:
+            record = make_finetuning(task, run, samples, seed, point=record['point'], **changes)
+        record |= {**changes, 'key': key}
         self.write('finetuning', key, record)
 
     def add_rank(self, run: str, lead: int = 0) -> None:
-        layers = [
-            {
-                'layer': layer,
-                'rank_real': 50 + lead - 2 * layer,
-                'rank_with_masks': 60 + lead - layer,
-                'rank_real_with_masks': 58 + lead,
-                'rank_masks': 5 + 10 * layer,
-                'mask_outside_share': 0.1 + 0.1 * layer,
-                'real_outside_share': 0.09,
-                'principal_angles_degrees': [1.0, 10.0, 30.0, 50.0, 89.0],
-                'rank_one_residual': 0.9 - 0.1 * layer,
-            }
-            for layer in range(LAYERS)
-        ]
-        checkpoint = {'hash': f'weights-{run}', 'run_name': run, 'samples': SAMPLES[-1]}
-        record = {
-            'kind': 'rank',
-            'key': f'rank-{run}',
-            'checkpoint': checkpoint,
-            'data': {'hash': 'validation-rows'},
-            'threshold': 0.9,
-            'layers': layers,
-            'provenance': provenance('rank-options'),
-        }
+        layers = [make_layer(layer, lead) for layer in range(LAYERS)]
+        record = make_rank(run, SAMPLES[-1], layers=layers)
         self.write('rank', f'rank-{run}', record)
 
     def add_everything(self, seeds: tuple[int, ...] = SEEDS, pretraining_seeds: tuple[int, ...] = PRETRAINING_SEEDS):

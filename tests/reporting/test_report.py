@@ -120,7 +120,7 @@ def test_bad_records_are_named_in_one_line(archive):
         report('small', made.results)
     made.add_run('small')
     path = made.write('finetuning', 'broken', {'key': 'x', 'status': 'finished'})
-    with pytest.raises(InputError, match=r'broken.json is no finetuning record: it has no task'):
+    with pytest.raises(InputError, match=r'broken.json is no fine-tuning record: provenance: Field required'):
         report('small', made.results)
     path.write_text('{')
     with pytest.raises(InputError, match=r'broken.json is not JSON'):

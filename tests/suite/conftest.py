@@ -2,14 +2,14 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from maelm_composer.config import Precision
-from maelm_composer.records import collect_provenance
+from maelm_composer.provenance import collect_provenance
 from maelm_composer.suite.steps import Suite, load_suite
+from tests.records import make_pretraining
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,13 +34,7 @@ def write_record(path: Path, record: dict) -> Path:
 
 
 def make_run(name: str, **changes: object) -> dict:
-    return {
-        'run_name': name,
-        'status': 'finished',
-        'identity': {'seed': 17, 'training.precision': 'fp32'},
-        'flops': 2e12,
-        'device_hours': 10 / 3600,
-        'samples': 9600,
-        'provenance': collect_provenance({}) | {'cpu_count': os.cpu_count()},
-        **changes,
-    }
+    """The record of a run on this machine: 2e12 FLOPs in 10 seconds."""
+    provenance = dataclasses.asdict(collect_provenance({}))
+    own = {'flops': 2 * 10**12, 'device_hours': 10 / 3600, 'samples': 9600, 'provenance': provenance}
+    return make_pretraining(name, **own | changes)

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from maelm_composer.records import parse_finetuning, parse_rank
 from maelm_composer.suite.collect import CURVE_ROWS, collect_finetunings, collect_rank, collect_run, thin_curve
+from tests.records import make_finetuning, make_pretraining, make_rank
 
 from .conftest import write_record
 
@@ -16,28 +18,26 @@ def names(folder):
 
 
 def finetuning(key, run='demo', samples=9600, task='rte'):
-    return {'key': key, 'task': task, 'checkpoint': {'run_name': run, 'samples': samples, 'uri': '/a/machine/latest'}}
+    return make_finetuning(task, run, samples, key=key)
 
 
 @pytest.fixture
 def records(tmp_path):
     """Of the run demo and of another."""
     folder = tmp_path / 'records'
-    write_record(
-        folder / 'pretraining/demo.json', {'run_name': 'demo', 'identity': {'seed': 17}, 'training_seconds': 17}
-    )
+    write_record(folder / 'pretraining/demo.json', make_pretraining('demo', training_seconds=17))
     for key, run, samples, task in (
         ('old', 'demo', 9600, 'rte'), ('early', 'demo', 3200, 'rte'), ('cola', 'demo', 9600, 'cola'),
         ('other', 'demo-roberta', 9600, 'rte'),
     ):  # fmt: skip
         write_record(folder / f'finetuning/{key}.json', finetuning(key, run, samples, task))
-    write_record(folder / 'rank/r.json', {'key': 'r', 'checkpoint': {'run_name': 'demo', 'samples': 9600, 'uri': 'x'}})
+    write_record(folder / 'rank/r.json', make_rank('demo', 9600, key='r'))
     return folder
 
 
 @pytest.mark.parametrize('seed, left', [(17, ['cola', 'early', 'old', 'other']), (18, ['other'])])
 def test_another_run_of_the_same_name_takes_the_old_ones_records_away(tmp_path, records, seed, left):
-    run = {'run_name': 'demo', 'identity': {'seed': 17}, 'training_seconds': seed}  # 18: the same recipe run again
+    run = make_pretraining('demo', training_seconds=seed)  # 18: the same recipe run again
     write_record(tmp_path / 'demo/record.json', run)
     (tmp_path / 'demo/metrics.csv').write_text(f'{HEAD}\n64,7.0,\n')
     collect_run(tmp_path / 'demo', records)
@@ -47,13 +47,13 @@ def test_another_run_of_the_same_name_takes_the_old_ones_records_away(tmp_path, 
 
 
 def test_records_of_another_protocol_go_and_all_others_stay(records):
-    collect_finetunings([finetuning('new')], records, 'demo', 9600, 'rte')
+    collect_finetunings([parse_finetuning(json.dumps(finetuning('new')), 'x.json')], records, 'demo', 9600, 'rte')
     assert names(records / 'finetuning') == ['cola.json', 'early.json', 'new.json', 'other.json']
 
 
 def test_a_checkpoint_has_one_rank_record(records):
     for key, run in (('one', 'demo'), ('two', 'demo'), ('other', 'demo-roberta')):
-        collect_rank({'key': key, 'checkpoint': {'run_name': run, 'samples': 9600, 'uri': 'x'}}, records)
+        collect_rank(parse_rank(json.dumps(make_rank(run, key=key)), 'x.json'), records)
     assert names(records / 'rank') == ['other.json', 'two.json']
 
 
@@ -67,8 +67,7 @@ def test_a_long_log_is_thinned_but_keeps_every_validation():
 
 
 def test_published_records_name_no_place_of_a_machine(records):
-    record = {'key': 'r', 'checkpoint': {'run_name': 'demo', 'samples': 9600, 'uri': '/a/machine/samples-9600'}}
-    collect_rank(record | {'data': {'remote': '/a/machine/data', 'hash': 'h'}}, records)
+    collect_rank(parse_rank(json.dumps(make_rank('demo', 9600, key='r')), 'x.json'), records)
     text = (records / 'rank' / 'r.json').read_text()
     assert '/a/machine' not in text
     assert '"samples-9600"' in text

@@ -20,7 +20,7 @@ from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, find_artefact
 from maelm_composer.reporting.evidence import read_csv
-from maelm_composer.suite.devices import PEAKS, find_device
+from maelm_composer.suite.devices import PEAKS, describe_device
 from maelm_composer.suite.plan import plan_suite
 from maelm_composer.suite.steps import Kind, list_checkpoints, load_suite
 from maelm_composer.tasks.catalogue import TASKS
@@ -53,7 +53,7 @@ def test_a_model_takes_ten_minutes_of_a_gpu_at_35_percent_of_its_peak(gpu, model
 def test_the_plan_of_the_scale_is_that_of_its_flops(tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
     suite = load_suite('medium', tmp_path / 'work', tmp_path / 'results')
-    items = plan_suite(suite, [find_artefact('table1')], find_device('h100', 1))
+    items = plan_suite(suite, [find_artefact('table1')], describe_device('h100', 1))
     (mine, baseline) = (item.seconds for item in items if item.step.kind is Kind.pretraining)
     assert baseline < mine
     assert mine == pytest.approx(4 + count_training_flops(suite.load_pretraining(MAE_LM)) / (0.40 * 989e12))
@@ -161,7 +161,7 @@ def test_the_recipe_learns_at_a_thousandth_of_its_rows(model, tmp_path, monkeypa
     losses = [float(value) for row in rows[1:] if (value := row.split(',')[column])]
     assert len(losses) == 4
     assert losses == sorted(losses, reverse=True)
-    assert record['eval_loss'] == losses[-1] < load_manifest(corpus.remote).unigram_entropy - 0.3
+    assert record.eval_loss == losses[-1] < load_manifest(corpus.remote).unigram_entropy - 0.3
 
 
 @pytest.mark.slow

@@ -12,13 +12,14 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, find_artefact
 from maelm_composer.suite.cost import cost_finetuning
-from maelm_composer.suite.devices import CPU, Device, find_device, measure_cpu
+from maelm_composer.suite.devices import CPU, Device, describe_device, measure_cpu
 from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_budget, print_plan, sum_seconds
 from maelm_composer.suite.steps import Kind, list_steps, load_suite
 from maelm_composer.sweep.search import list_points
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.training.plan import count_training_flops
 from maelm_composer.training.run_record import identify
+from tests.records import make_finetuning, make_rank
 
 from .conftest import make_run, write_record
 
@@ -66,18 +67,12 @@ def test_a_plan_is_made_in_the_precision_that_a_run_would_take(demo):
     assert [item.basis for item in settled] == [item.basis for item in plan_suite(demo, artefacts, SLOW)]
 
 
-def make_finetuning(suite):
-    """What decides whether a record of MAE-LM's last checkpoint counts."""
+def make_matching(suite):
+    """A record of MAE-LM's last checkpoint that counts."""
     config = dataclasses.replace(suite.load_finetuning(MAE_LM, 1152, ['demo_pair']), task='demo_pair')
     (point,) = list_points(config, find_task('demo_pair'))
-    return {
-        'status': 'finished',
-        'task': 'demo_pair',
-        'seed': 1,
-        'checkpoint': {'run_name': 'demo', 'samples': 1152},
-        'point': dataclasses.asdict(point),
-        'protocol': describe_protocol(config) | {'max_seq_len': 64},  # the checkpoint's own
-    }
+    protocol = describe_protocol(config) | {'max_seq_len': 64}  # the checkpoint's own
+    return make_finetuning('demo_pair', 'demo', 1152, point=dataclasses.asdict(point), protocol=protocol)
 
 
 def test_records_are_found(demo):
@@ -85,12 +80,12 @@ def test_records_are_found(demo):
     before = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     run = make_run('demo', identity=identify(demo.load_pretraining(MAE_LM), 'any rows'))
     write_record(demo.run_folder(MAE_LM) / 'record.json', run)
-    record = make_finetuning(demo)
+    record = make_matching(demo)
     for seed in (1, 2):
         write_record(demo.finetuning_folder / f'{seed}.json', record | {'seed': seed})
-    failed = record | {'status': 'failed', 'seed': 1, 'checkpoint': {'run_name': 'demo', 'samples': 384}}
+    failed = make_finetuning('demo_pair', 'demo', 384, error='no memory')
     write_record(demo.finetuning_folder / 'failed.json', failed)
-    write_record(demo.rank_folder / 'r.json', {'checkpoint': {'run_name': 'demo-roberta', 'samples': 1152}})
+    write_record(demo.rank_folder / 'r.json', make_rank('demo-roberta', 1152))
     after = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     done = {name for name, item in after.items() if item.done == item.total and item.step.model is not None}
     assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 1,152, demo_pair'}
@@ -101,7 +96,7 @@ def test_records_are_found(demo):
 def test_records_of_another_recipe_do_not_count(demo):
     artefacts = [find_artefact('figure3')]
     identity = identify(demo.load_pretraining(MAE_LM), 'any rows')
-    record = make_finetuning(demo)
+    record = make_matching(demo)
 
     def count_done():
         return {item.name: item.done for item in plan_suite(demo, artefacts, SLOW) if item.done and item.step.model}
@@ -124,19 +119,18 @@ def test_a_machine_shows_the_gpus_that_this_process_may_use(tmp_path, monkeypatc
     program.chmod(0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
-    assert find_device().count == 2
+    assert describe_device().count == 2
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '1')
-    assert find_device().count == 1
+    assert describe_device().count == 1
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
-    assert find_device().name == CPU
+    assert describe_device().name == CPU
 
 
 def test_measured_speed_takes_the_place_of_the_model(demo):
     artefacts = [find_artefact('table1')]
     write_record(demo.records / 'pretraining/demo.json', make_run('demo'))  # 2e12 FLOPs in 10 seconds
-    finetuning = make_run(
-        '-', task='demo_pair', training_seconds=30.0, evaluation_seconds=1.0, protocol={'precision': 'fp32'}
-    )
+    provenance = make_run('demo')['provenance']
+    finetuning = make_finetuning('demo_pair', protocol={'precision': 'fp32'}, provenance=provenance)
     write_record(demo.records / 'finetuning/x.json', finetuning)
     items = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     mine = items['pretraining demo-roberta']
@@ -186,8 +180,8 @@ def test_a_plan_is_printed_whole(demo, capsys):
 
 
 def test_devices():
-    assert find_device('NVIDIA H100 80GB HBM3', 4) == Device('h100', 4, 67e12, 989e12)
+    assert describe_device('NVIDIA H100 80GB HBM3', 4) == Device('h100', 4, 67e12, 989e12)
     with pytest.raises(InputError, match='GPU rtx: its peak is not known; choose one of a100, h100, h200'):
-        find_device('rtx', 1)
+        describe_device('rtx', 1)
     assert 1e9 < measure_cpu().fp32 < 1e14
     assert describe_accuracy(100, 150) == 'estimated 100 s, took 150 s: 1.50 times the estimate'

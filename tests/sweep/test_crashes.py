@@ -66,4 +66,4 @@ def test_killed_five_times_at_random_it_ends_with_the_same_records(folder, start
     assert driver.returncode == 0, out
     print(f'\n{RUNS} runs in {whole_seconds:.0f} s; killed {kills}: in {time.monotonic() - begin:.0f} s')
     assert outcomes('killed') == outcomes('whole')
-    assert not list(Path('killed').glob('.*.claim'))
+    assert not list(Path('killed').glob('.*.lease'))

@@ -1,21 +1,28 @@
 """What a sweep prints: whole words and numbers, whoever reads them."""
 
 import contextlib
+import dataclasses
+import json
 import os
 import re
 
+from maelm_composer.records import Point, parse_finetuning
 from maelm_composer.sweep.report import Progress, Standing, print_result
-from maelm_composer.sweep.search import Point, SweepResult, TaskResult
+from maelm_composer.sweep.search import SweepResult, TaskResult
 from maelm_composer.tasks.catalogue import GLUE, find_task
+from tests.records import make_finetuning
 
 POINT = Point(2e-5, 16, 3, 0.06)
 
 
-def make_record(name, score, seed=1, status='finished'):
-    record = {'task': name, 'status': status, 'seed': seed, 'point': vars(POINT), 'baseline': 0.5}
-    if status == 'failed':
-        return record | {'error': 'the loss is not finite at step [3]'}
-    return record | {'score': score, 'metrics': dict.fromkeys(find_task(name).metrics, score)}
+def make_record(name, score, seed=1):
+    """Of a failed run without a score."""
+    changes = {'point': dataclasses.asdict(POINT), 'baseline': 0.5}
+    if score is None:
+        changes = {'point': changes['point'], 'error': 'the loss is not finite at step [3]'}
+    else:
+        changes |= {'score': score, 'metrics': dict.fromkeys(find_task(name).metrics, score)}
+    return parse_finetuning(json.dumps(make_finetuning(name, seed=seed, **changes)), 'x.json')
 
 
 def make_result(name, scores):
@@ -25,7 +32,7 @@ def make_result(name, scores):
 
 def test_the_table_the_average_and_the_failures(capsys):
     tasks = [make_result(name, [0.61, 0.6234, 0.66]) for name in GLUE]
-    failure = make_record('squad2', None, status='failed')
+    failure = make_record('squad2', None)
     print_result(SweepResult([*tasks, make_result('squad2', [])], [failure]))
     out, err = capsys.readouterr()
     rows = [re.split(r' {2,}', line.strip()) for line in out.splitlines()]
@@ -50,7 +57,7 @@ def test_one_seed_has_no_spread_and_too_few_tasks_no_average(capsys):
 def test_where_nobody_looks_on_it_is_a_line_a_run(capsys):
     done = []
     with Progress(lambda: [Standing(find_task('rte'), 68, done, 1, 5.0, 1.0)]) as progress:
-        for record in (make_record('rte', 0.6), make_record('rte', None, seed=2, status='failed')):
+        for record in (make_record('rte', 0.6), make_record('rte', None, seed=2)):
             done.append(record)
             progress.announce(record)
             progress.refresh()
@@ -77,7 +84,7 @@ def test_on_a_terminal_it_is_a_table_and_a_line_only_for_a_failure(monkeypatch):
         for name, value in (('TERM', 'xterm'), ('COLUMNS', '120'), ('NO_COLOR', '1')):
             monkeypatch.setenv(name, value)
         with Progress(lambda: [Standing(find_task('rte'), 68, done, 2, 66.0, 1.0 * len(done))]) as progress:
-            for record in (make_record('rte', 0.6), make_record('rte', 0.7), make_record('rte', None, 3, 'failed')):
+            for record in (make_record('rte', 0.6), make_record('rte', 0.7), make_record('rte', None, 3)):
                 done.append(record)
                 progress.announce(record)
             progress.refresh()

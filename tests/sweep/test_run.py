@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -142,10 +143,10 @@ def count_finished(folder: str | Path) -> int:
 def find_workers(folder: str | Path) -> list[int]:
     """Processes that are at a run."""
     pids = []
-    for path in Path(folder).glob('.*.claim'):
+    for path in Path(folder).glob('.*.lease'):
         try:
-            pids.append(json.loads(path.read_text())['pid'])
-        except (FileNotFoundError, ValueError):
+            pids.append(int(re.search(r'^pid=(\d+)$', path.read_text(), re.M)[1]))
+        except (FileNotFoundError, TypeError):
             continue  # it has just ended, or is just beginning
     return pids
 
@@ -176,12 +177,12 @@ def test_a_grid_on_one_seed_then_the_best_point_on_all(undisturbed, recipe, fold
         assert len(grid) == 4
         best = max(record['score'] for record in grid)
         assert vars(result.point) in [record['point'] for record in grid if record['score'] == best]
-        assert [record['seed'] for record in result.records] == [1, 2, 3]
-        assert result.summary.median == np.median([record['score'] for record in result.records])
+        assert [record.seed for record in result.records] == [1, 2, 3]
+        assert result.summary.median == np.median([record.score for record in result.records])
         assert (len(result.finished), result.num_planned) == (6, 6)
     assert undisturbed.failures == []
     assert undisturbed.average is None
-    assert not list(Path('undisturbed').glob('.*'))  # no claim, no half of a file
+    assert not list(Path('undisturbed').glob('.*'))  # no lease, no half of a file
 
     written = {path: path.stat().st_mtime_ns for path in Path('undisturbed').iterdir()}
     again = sweep(recipe('save_folder=undisturbed'))
@@ -211,8 +212,8 @@ def test_a_hugging_face_encoder_and_its_import_train_to_the_same_loss(recipe, ch
             )
         )
         (record,) = result.tasks[0].records
-        assert record['checkpoint']['implementation'] == implementation
-        found[implementation] = record['train_loss']
+        assert record.checkpoint.implementation == implementation
+        found[implementation] = record.train_loss
     assert found['ours'] == pytest.approx(found['huggingface'], abs=1e-4)
 
 
@@ -232,7 +233,7 @@ def test_a_run_whose_worker_dies_too_often_is_named_and_made_by_the_next_call(un
     result = sweep(recipe(*overrides))
     assert not killer.is_alive()
     (failure,) = result.failures
-    assert failure['error'].startswith('its worker was lost 1 times')
+    assert failure.error.startswith('its worker was lost 1 times')
     assert count_finished('lost') >= 5 - 2  # the best point may have been lost, and so be another's
     assert sweep(recipe(*overrides)).failures == []
     wanted = {key: value for key, value in outcomes('undisturbed').items() if key.startswith('cola')}
@@ -244,12 +245,12 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(recipe, capsys):
     overrides += ('sweep.search.glue_small.warmup_proportion=[0.06]', 'max_epochs=3')
     result = sweep(recipe(*overrides))
     (failure,) = result.failures
-    assert failure['point']['learning_rate'] == 1e30
-    assert failure['error'].startswith('the loss is not finite at step')
+    assert failure.point.learning_rate == 1e30
+    assert failure.error.startswith('the loss is not finite at step')
     assert 'lr 1e+30' in capsys.readouterr().err
     (of_task,) = result.tasks
     assert (of_task.point.learning_rate, len(of_task.records), len(of_task.finished)) == (1e-3, 3, 3)
-    path = Path('failing', f'{failure["key"]}.json')
+    path = Path('failing', f'{failure.key}.json')
     before = path.stat().st_mtime_ns
     assert len(sweep(recipe(*overrides)).failures) == 1
     assert path.stat().st_mtime_ns > before  # it was tried again

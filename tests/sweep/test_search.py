@@ -1,5 +1,7 @@
 """The protocol's counts from the recipes themselves, and one rule of selection."""
 
+import dataclasses
+import json
 import random
 from pathlib import Path
 
@@ -8,8 +10,8 @@ import pytest
 from maelm_composer.config import FinetuningConfig, SearchSpace, SelectionProtocol, SweepConfig
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
+from maelm_composer.records import Point, parse_finetuning
 from maelm_composer.sweep.search import (
-    Point,
     SweepResult,
     TaskResult,
     conclude,
@@ -21,6 +23,7 @@ from maelm_composer.sweep.search import (
     select_point,
 )
 from maelm_composer.tasks.catalogue import GLUE, find_task
+from tests.records import make_finetuning
 
 RECIPES = Path(__file__).resolve().parents[2] / 'yamls/finetune'
 SMALL = SearchSpace(learning_rate=[1e-5, 2e-5], batch_size=[16, 32], max_epochs=[2], warmup_proportion=[0.06])
@@ -30,16 +33,11 @@ def make_config(**sweep) -> FinetuningConfig:
     return FinetuningConfig(checkpoint='none', task='rte', sweep=SweepConfig(search={'glue_small': SMALL}, **sweep))
 
 
-def make_record(score, point=(1e-5, 16, 2, 0.06), seed=1, task='rte', status='finished'):
-    names = ('learning_rate', 'batch_size', 'max_epochs', 'warmup_proportion')
-    record = {
-        'kind': 'finetuning',
-        'task': task,
-        'status': status,
-        'seed': seed,
-        'point': dict(zip(names, point, strict=True)),
-    }
-    return record | ({'score': score} if status == 'finished' else {})
+def make_record(score, point=(1e-5, 16, 2, 0.06), seed=1, task='rte'):
+    """Of a failed run without a score."""
+    changes = {'error': 'no memory'} if score is None else {'score': score}
+    point = dataclasses.asdict(Point(*point))
+    return parse_finetuning(json.dumps(make_finetuning(task, seed=seed, point=point, **changes)), 'x.json')
 
 
 @pytest.mark.parametrize('selection, runs', [('grid_on_one_seed', 372), ('full_grid', 1680)])
@@ -113,7 +111,7 @@ def test_the_best_point_is_repeated_on_the_other_seeds():
     # The repeats may do worse than another point's one seed: the choice was made on the first seed.
     records += [make_record(0.1, (1e-5, 32, 2, 0.06), seed) for seed in (1, 2)]
     result = conclude(config, find_task('rte'), records)
-    assert (result.point, [r['seed'] for r in result.records]) == (Point(1e-5, 32, 2, 0.06), [3, 1, 2])
+    assert (result.point, [r.seed for r in result.records]) == (Point(1e-5, 32, 2, 0.06), [3, 1, 2])
     assert (result.summary.median, len(result.finished), result.num_planned) == (0.1, 6, 6)
 
 
@@ -133,11 +131,11 @@ def test_a_full_grid_is_decided_by_the_median():
 
 def test_ties_and_failures_do_not_depend_on_the_order_of_the_records():
     records = [make_record(0.7, (lr, batch, 2, 0.06)) for lr in (3e-5, 2e-5) for batch in (32, 16)]
-    records.append(make_record(None, (1e-5, 16, 2, 0.06), status='failed'))
+    records.append(make_record(None))
     for seed in range(20):
         random.Random(seed).shuffle(records)
         assert select_point(records) == Point(2e-5, 16, 2, 0.06)
-    failed = [record for record in records if record['status'] == 'failed']
+    failed = [record for record in records if record.status == 'failed']
     assert select_point(failed) is None
     assert plan_repeats(make_config(), find_task('rte'), failed) == []
     result = conclude(make_config(), find_task('rte'), failed)

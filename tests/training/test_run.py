@@ -1,5 +1,6 @@
 """Whole runs in this process: what is written, what is stopped, what is gone on with."""
 
+import dataclasses
 import gc
 import json
 import os
@@ -19,6 +20,7 @@ from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.errors import InputError
 from maelm_composer.precision import Speeds
 from maelm_composer.recipe import load_config
+from maelm_composer.records import RunningPretraining, format_record, load_record, parse_pretraining
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import parse_metrics
 from maelm_composer.training.run import pretrain
@@ -31,34 +33,34 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert sorted(p.name for p in folder.glob('samples-*')) == ['samples-000000000256', 'samples-000000000384']
     assert os.readlink(folder / 'latest') == 'samples-000000000384'
     assert load_config(PretrainingConfig, [str(folder / 'recipe.yaml')]) == config
-    assert json.loads((folder / 'record.json').read_text()) == record
-    assert record['status'] == 'finished'
-    assert record['provenance']['packages']['torch'] == torch.__version__.split('+')[0]
+    assert load_record(folder / 'record.json', parse_pretraining) == record
+    assert record.status == 'finished'
+    assert record.provenance.packages['torch'] == torch.__version__.split('+')[0]
     rows = parse_metrics((folder / 'metrics.csv').read_text())
     assert [int(row['samples']) for row in rows] == list(range(16, 385, 16))
     evaluated = {int(row['samples']): row for row in rows if row['eval_loss']}
     assert sorted(evaluated) == [160, 320, 384]  # the last batch, too, whatever the interval
-    assert float(evaluated[384]['eval_loss']) == record['eval_loss'] < float(evaluated[160]['eval_loss'])
+    assert float(evaluated[384]['eval_loss']) == record.eval_loss < float(evaluated[160]['eval_loss'])
     assert float(rows[3]['learning_rate']) == pytest.approx(2e-3 * 48 / 64)
-    assert 0 < float(rows[-1]['training_seconds']) == pytest.approx(record['training_seconds'], abs=1e-3)
+    assert 0 < float(rows[-1]['training_seconds']) == pytest.approx(record.training_seconds, abs=1e-3)
 
     out = capsys.readouterr().out
     assert '16 rows = 1 ranks × 16 rows × 1 accumulated' in out
     assert 'measured' in out
-    assert f'validation loss {record["eval_loss"]:.4f}' in out
-    assert record['unigram_entropy'] == 5.0  # the manifest's
-    assert f'(unigram entropy {record["unigram_entropy"]:.2f}' in out
+    assert f'validation loss {record.eval_loss:.4f}' in out
+    assert record.unigram_entropy == 5.0  # the manifest's
+    assert f'(unigram entropy {record.unigram_entropy:.2f}' in out
     assert pretrain(config) == record  # complete: nothing is done twice
     assert 'is complete' in capsys.readouterr().out
-    results = {'samples', 'training_seconds', *(name for name in record if name.startswith('eval'))}
-    killed = {name: record[name] for name in record.keys() - results} | {'status': 'running'}
+    begun = {field.name for field in dataclasses.fields(RunningPretraining)}
+    killed = {name: value for name, value in format_record(record).items() if name in begun} | {'status': 'running'}
     (folder / 'record.json').write_text(json.dumps(killed))
     assert pretrain(config) == record  # killed after its last checkpoint: its record is finished
-    assert json.loads((folder / 'record.json').read_text()) == record
+    assert load_record(folder / 'record.json', parse_pretraining) == record
     (folder / 'record.json').unlink()
-    assert pretrain(config)['eval_loss'] == record['eval_loss']  # and one that was lost is made again
+    assert pretrain(config).eval_loss == record.eval_loss  # and one that was lost is made again
     compare_runs([str(folder)])
-    assert f'{record["eval_loss"]:.4f}' in capsys.readouterr().out
+    assert f'{record.eval_loss:.4f}' in capsys.readouterr().out
     compare_runs(['nowhere', str(folder)])
     assert 'no runs: nowhere' in capsys.readouterr().out
     assert all((folder / 'latest' / name).stat().st_mode & 0o777 == 0o644 for name in ('model.safetensors', 'state.pt'))
@@ -101,7 +103,7 @@ def test_microbatches_and_workers_change_nothing_but_rounding(recipe):
         pretrain(recipe('run_name=whole', *exact)),
         pretrain(recipe('run_name=split', 'training.device_train_microbatch_size=5', 'data.num_workers=1', *exact)),
     ]
-    assert runs[0]['eval_loss'] == pytest.approx(runs[1]['eval_loss'], abs=1e-5)
+    assert runs[0].eval_loss == pytest.approx(runs[1].eval_loss, abs=1e-5)
     weights = [load_file(f'runs/{name}/latest/model.safetensors') for name in ('whole', 'split')]
     torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
 
@@ -133,7 +135,7 @@ def test_a_run_on_several_ranks_can_be_compiled(recipe, start, sharding, ranks):
     assert 'compiling the model in the first step' in out
     assert 'compiled: the first step took' in out
     compiled = json.loads(Path('runs/compiled/record.json').read_text())
-    assert compiled['eval_loss'] == pytest.approx(eager['eval_loss'], abs=1e-4)
+    assert compiled['eval_loss'] == pytest.approx(eager.eval_loss, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -143,7 +145,7 @@ def test_a_compiled_bf16_run_can_be_repeated_and_is_close_to_an_eager_one(recipe
     losses = {}
     for name in ('runs/compiled', 'runs/again', 'runs/eager'):
         short = ('training.max_samples=96', 'training.precision=bf16', f'training.compile={name != "runs/eager"}')
-        losses[name] = pretrain(recipe(f'save_folder={name}', *short, *variant))['eval_loss']
+        losses[name] = pretrain(recipe(f'save_folder={name}', *short, *variant)).eval_loss
     assert_same_run('runs/compiled', 'runs/again')
     assert losses['runs/compiled'] == pytest.approx(losses['runs/eager'], abs=0.05)
     keys = [load_file(f'{name}/latest/model.safetensors').keys() for name in ('runs/compiled', 'runs/eager')]
@@ -241,8 +243,8 @@ def test_auto_is_settled_before_the_run_begins_and_kept(recipe, monkeypatch, cap
     measured.reverse()
     record = pretrain(recipe(*short))
     assert f'training.precision=auto: resuming in {name}, as begun, although bf16 runs at' in capsys.readouterr().out
-    assert record['identity']['training.precision'] == name
-    assert record['precision'].startswith(f'{name} (auto: bf16 runs at')  # why it began so
+    assert record.identity['training.precision'] == name
+    assert record.precision.startswith(f'{name} (auto: bf16 runs at')  # why it began so
     assert load_config(PretrainingConfig, ['runs/recipe/recipe.yaml']).training.precision.name == name
     other = 'fp32' if name == 'bf16' else 'bf16'
     with pytest.raises(InputError, match=f'holds a run with training.precision = {name}, not {other}'):

@@ -1,0 +1,62 @@
+"""Records are read as they were written, and a file that is none is refused by name and field."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from maelm_composer.errors import InputError
+from maelm_composer.records import (
+    format_record,
+    load_record,
+    parse_finetuning,
+    parse_pretraining,
+    parse_rank,
+    write_record,
+)
+
+from .records import make_finetuning, make_pretraining, make_rank
+
+RESULTS = Path(__file__).resolve().parents[1] / 'results'
+KINDS = {
+    'pretraining': (parse_pretraining, make_pretraining('run')),
+    'finetuning': (parse_finetuning, make_finetuning('rte')),
+    'rank': (parse_rank, make_rank('run')),
+}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_committed_record_is_read_and_written_unchanged(kind):
+    paths = sorted(RESULTS.glob(f'*/records/{kind}/*.json'))
+    assert len(paths) > 5
+    for path in paths:
+        record = format_record(load_record(path, KINDS[kind][0]))
+        # As text, in which 1 and 1.0 differ.
+        assert json.dumps(record, sort_keys=True) == json.dumps(json.loads(path.read_text()), sort_keys=True), path
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_new_record_has_a_version_and_survives_its_file(kind, tmp_path):
+    parse, plain = KINDS[kind]
+    assert parse(json.dumps(plain), 'x').version == 1
+    record = parse(json.dumps(plain | {'version': 2}), 'x')
+    write_record(tmp_path / 'x.json', record)
+    assert load_record(tmp_path / 'x.json', parse) == record
+    assert json.loads((tmp_path / 'x.json').read_text()) == plain | {'version': 2}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_what_is_no_record_is_one_line(kind):
+    parse, plain = KINDS[kind]
+    for change, message in (
+        ({'version': 3}, 'version: Input should be 1 or 2'),
+        ({'provenance': plain['provenance'] | {'cpu_count': 'two'}}, 'provenance.*cpu_count'),
+        ({'sample': 1}, 'sample: Unexpected keyword argument'),
+    ):
+        with pytest.raises(InputError, match=f'^a/file.json is no .*{message}'):
+            parse(json.dumps(plain | change), 'a/file.json')
+    for text in ('[]', '{}', '3'):
+        with pytest.raises(InputError, match=r'^a/file.json is no '):
+            parse(text, 'a/file.json')
+    with pytest.raises(InputError, match=r'^a/file.json is not JSON'):
+        parse('{', 'a/file.json')
