@@ -19,6 +19,10 @@ settings.register_profile('repeatable', deadline=None, derandomize=True, max_exa
 settings.load_profile('repeatable')
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption('--authors', metavar='FOLDER', help="a clone of the authors' repository, yumeng5/MAE-LM")
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Small models only wait for a second thread; and the order of sums depends on how many there are."""
