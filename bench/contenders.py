@@ -19,6 +19,7 @@ from bench.machine import Neighbours
 from maelm_composer.config import AttentionBackend, DecoderConfig, ModelConfig, Precision, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.device import keep_freed_memory
+from maelm_composer.masking.batch import Batch
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.model.maelm import build_model
@@ -88,13 +89,13 @@ def make_recipe(shape: Shape, decoder: bool, decoder_buckets: int = 0, buckets: 
     return recipe
 
 
-def make_batch(recipe: PretrainingConfig, batch: int) -> dict[str, Tensor]:
+def make_batch(recipe: PretrainingConfig, batch: int) -> Batch:
     """Full rows of one block each, as a peer without packing would see them."""
     length, vocab = recipe.model.max_seq_len, recipe.model.vocab_size
     ids = np.random.default_rng(0).integers(NUM_LEADING_SPECIALS, vocab - 1, (batch, length))
     ids[:, 0], ids[:, -1] = CLS_ID, SEP_ID
     samples = [{'input_ids': row, 'row': number, 'epoch': 0} for number, row in enumerate(ids)]
-    return {name: tensor.to(DEVICE) for name, tensor in build_collator(recipe)(samples).items()}
+    return build_collator(recipe)(samples).to(DEVICE)
 
 
 def make_step(model: nn.Module, compute_loss: Step, precision: Precision) -> Step:
@@ -127,9 +128,9 @@ def make_ours(
     return Contender(make_step(model, lambda: model(batch).loss, precision), Figures(count_step_flops(recipe, batch)))
 
 
-def count_step_flops(recipe: PretrainingConfig, batch: dict[str, Tensor]) -> float:
-    rows, visible = batch['input_ids'].shape
-    forward = count_forward_flops(recipe.model, visible, batch['masked_index'].shape[1])
+def count_step_flops(recipe: PretrainingConfig, batch: Batch) -> float:
+    rows, visible = batch.input_ids.shape
+    forward = count_forward_flops(recipe.model, visible, batch.predicted_index.shape[1])
     return FORWARD_AND_BACKWARD * rows * sum(forward.values())
 
 
@@ -162,9 +163,9 @@ def make_hugging_face(
         model = RobertaForMaskedLM(RobertaConfig(**common, type_vocab_size=1))
     model.to(DEVICE)
     inputs = {
-        'input_ids': batch['input_ids'],
-        'attention_mask': torch.ones_like(batch['input_ids']),
-        'labels': batch['labels'],
+        'input_ids': batch.input_ids,
+        'attention_mask': torch.ones_like(batch.input_ids),
+        'labels': batch.labels,
     }
     if compiled:
         model.compile(dynamic=False)

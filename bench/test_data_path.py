@@ -170,7 +170,7 @@ def test_loader(
         """Tokens/s from the first request to the last batch: start of workers and first shard included."""
         start, tokens = time.perf_counter(), 0
         for batch in build_loader(make_config(SMALL, remote, folder, workers, samples=SMALL.batch)):
-            tokens += batch['labels'].numel()
+            tokens += batch.labels.numel()
         assert tokens > 100 * SMALL.length
         return tokens / (time.perf_counter() - start)
 
@@ -202,7 +202,7 @@ def test_collating(benchmark: Callable, record: Callable, tmp_path: Path, shards
     config = make_config(SMALL, str(shards(SMALL.length)), tmp_path, workers=0, samples=SMALL.batch)
     precision = measure_speeds().faster
     collator, trainer = build_collator(config), make_ours(SMALL, config, precision, compiled=False)
-    rows = next(build_loader(config))['labels']
+    rows = next(build_loader(config)).labels
     ids = torch.where(rows == -100, 4, rows).numpy()
     ids[:, 0] = 0
     samples = [{'input_ids': row.astype('uint16'), 'row': number, 'epoch': 0} for number, row in enumerate(ids)]
@@ -267,7 +267,7 @@ def train_bare(config: PretrainingConfig) -> None:
     schedule = build_schedule(optimizer, config.optimizer, config.training)
     batches = build_loader(config)
     for _ in range(config.training.max_samples // config.training.global_train_batch_size):
-        batch = {name: tensor.to(DEVICE, non_blocking=True) for name, tensor in next(batches).items()}
+        batch = next(batches).to(DEVICE)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=config.training.precision is Precision.bf16):
             loss = model(batch).loss
         loss.backward()

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from maelm_composer.masking.collate import Batch, MaskingCollator
+from maelm_composer.masking.batch import Batch
+from maelm_composer.masking.collate import MaskingCollator
 from tests.tiny import checkpoint, configure, task_folder
 
 __all__ = ['checkpoint', 'configure', 'task_folder']  # fixtures
@@ -16,6 +17,10 @@ __all__ = ['checkpoint', 'configure', 'task_folder']  # fixtures
 # A loaded machine must not turn a property red, nor another draw turn a green suite red.
 settings.register_profile('repeatable', deadline=None, derandomize=True, max_examples=40)
 settings.load_profile('repeatable')
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption('--authors', metavar='FOLDER', help="a clone of the authors' repository, yumeng5/MAE-LM")
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,8 @@ from torch.nn import functional
 from maelm_composer.analysis.rows import RowSource
 from maelm_composer.config import MaskingConfig
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
-from maelm_composer.masking.collate import Batch, MaskingCollator
+from maelm_composer.masking.batch import Batch
+from maelm_composer.masking.collate import MaskingCollator
 
 TOKENS_PER_BATCH = 16_384
 # PAPER-SILENT: which tokens are "real". Here words only: how many [CLS] and [SEP] there are depends on how text is cut.
@@ -67,10 +68,10 @@ def iterate_views(
 
 
 def _build_view(batch: Batch, model_ids: Tensor) -> View:
-    is_masked, fed = batch['labels'] >= 0, batch['input_ids']
-    plain = torch.where(is_masked, batch['labels'], fed)
+    is_masked, fed = batch.labels >= 0, batch.input_ids
+    plain = torch.where(is_masked, batch.labels, fed)
     is_real = torch.isin(plain, torch.tensor(NOT_REAL), invert=True)
-    return View(model_ids[plain], model_ids[fed], batch['position_ids'], batch['segment_ids'], is_real, is_masked)
+    return View(model_ids[plain], model_ids[fed], batch.position_ids, batch.segment_ids, is_real, is_masked)
 
 
 def split_blocks(view: View, pad_id: int) -> Iterator[View]:

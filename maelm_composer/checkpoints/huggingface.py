@@ -164,16 +164,16 @@ class HuggingFaceEncoder(nn.Module):
         self.model = model
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, query_index: Tensor | None = None
+        self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, predicted_index: Tensor | None = None
     ) -> Tensor:
-        """(B, S) as in ``Encoder.forward`` -> (B, S, D), or (B, M, D) with ``query_index`` (B, M).
+        """(B, S) as in ``Encoder.forward`` -> (B, S, D), or (B, M, D) with ``predicted_index`` (B, M).
 
         Raises:
             InputError: packed sequences or positions with gaps.
         """
         mask = self._check(position_ids, segment_ids)
         hidden = self.model(input_ids=input_ids, attention_mask=mask).last_hidden_state
-        return hidden if query_index is None else take_rows(hidden, query_index)
+        return hidden if predicted_index is None else take_rows(hidden, predicted_index)
 
     def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
         """(B, S) -> the embeddings' output and each layer's, (B, S, D) each."""

@@ -1,6 +1,7 @@
 """Rows of like length into batches, so that hardly anything is computed for padding."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -8,8 +9,24 @@ from torch import Tensor
 
 from maelm_composer.tasks.examples import Inputs
 
-Batch = dict[str, Tensor]
-CHUNK_BATCHES = 100  # rows are sorted by length within so many batches; more mixes them less
+CHUNK_BATCHES = 100  # rows are sorted by length within a chunk of this many batches
+
+
+class Batch(NamedTuple):
+    """B rows padded to the longest, S."""
+
+    input_ids: Tensor  # (B, S)
+    position_ids: Tensor  # (B, S)
+    segment_ids: Tensor  # (B, S) 1 for a token, 0 for padding
+    targets: Tensor  # (B,) or, of a span task, (B, 2)
+    is_candidate: Tensor | None = (
+        None  # (B, S), of a span task: where an answer may start or end; [CLS] means "no answer"
+    )
+
+    def to(self, device: torch.device) -> 'Batch':
+        return self._replace(
+            **{name: value.to(device, non_blocking=True) for name, value in self._asdict().items() if value is not None}
+        )
 
 
 def order_by_length(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -30,29 +47,24 @@ def order_by_length(lengths: Sequence[int], batch_size: int, seed: int, epoch: i
 
 
 def collate(inputs: Inputs, rows: Sequence[int] | np.ndarray, pad_id: int) -> Batch:
-    """The batch of the numbered rows, padded to its longest.
-
-    Returns:
-        ``input_ids``, ``position_ids`` and ``segment_ids`` (B, S), the last 1 for a token and 0 for padding;
-        ``targets`` (B,) or (B, 2); of a span task also ``is_candidate`` (B, S): where an answer may start or end,
-        [CLS] for "no answer" included.
-    """
+    """The batch of the numbered rows."""
     ids = [inputs.input_ids[row] for row in rows]
     lengths = np.array([len(row) for row in ids])
     slots = np.arange(lengths.max())
     is_token = slots < lengths[:, None]
     padded = np.full(is_token.shape, pad_id, np.int64)
     padded[is_token] = np.concatenate(ids)
-    batch = {
-        'input_ids': torch.from_numpy(padded),
-        'position_ids': torch.from_numpy(np.where(is_token, slots, 0)),
-        'segment_ids': torch.from_numpy(is_token.astype(np.int64)),
-        'targets': torch.from_numpy(inputs.targets[rows]),
-    }
+    is_candidate = None
     if inputs.passage_starts is not None:
         starts = inputs.passage_starts[rows][:, None]
-        batch['is_candidate'] = torch.from_numpy((slots == 0) | ((slots >= starts) & (slots < lengths[:, None] - 1)))
-    return batch
+        is_candidate = torch.from_numpy((slots == 0) | ((slots >= starts) & (slots < lengths[:, None] - 1)))
+    return Batch(
+        input_ids=torch.from_numpy(padded),
+        position_ids=torch.from_numpy(np.where(is_token, slots, 0)),
+        segment_ids=torch.from_numpy(is_token.astype(np.int64)),
+        targets=torch.from_numpy(inputs.targets[rows]),
+        is_candidate=is_candidate,
+    )
 
 
 def measure_padding(lengths: Sequence[int], batches: Sequence[np.ndarray]) -> float:

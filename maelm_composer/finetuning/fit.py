@@ -71,10 +71,10 @@ def fit(
     seconds, start = 0.0, time.perf_counter()
     model.train()
     for step, rows in enumerate(tqdm(batches, disable=None, leave=False, unit=' steps'), start=1):
-        batch = {name: value.to(device, non_blocking=True) for name, value in collate(inputs, rows, pad_id).items()}
+        batch = collate(inputs, rows, pad_id).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision is Precision.bf16):
             scores = model(batch)
-        loss = model.compute_loss(scores, batch['targets'])
+        loss = model.compute_loss(scores, batch.targets)
         loss.backward()
         if config.clip_norm:
             clip_grad_norm_(model.parameters(), config.clip_norm)
@@ -115,7 +115,7 @@ def predict(model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id
     model.eval()
     scores: list[np.ndarray] = [np.empty(0)] * len(inputs)
     for rows in sort_for_evaluation(inputs.lengths, EVAL_BATCH_SIZE):
-        batch = {name: value.to(device) for name, value in collate(inputs, rows, pad_id).items()}
+        batch = collate(inputs, rows, pad_id).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
             outputs = model(batch)
         for row, output in zip(rows, outputs.float().cpu().numpy(), strict=True):

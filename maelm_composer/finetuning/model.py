@@ -52,13 +52,13 @@ class FinetuningModel(nn.Module):
             )
 
     def forward(self, batch: Batch) -> Tensor:
-        """See ``batching.collate`` -> scores: (B, classes), (B,) numbers, or (B, S, 2) starts and ends."""
-        tokens = batch['input_ids'], batch['position_ids'], batch['segment_ids']
+        """Scores of a batch: (B, classes), (B,) numbers, or (B, S, 2) of starts and ends."""
+        tokens = batch.input_ids, batch.position_ids, batch.segment_ids
         if self.kind == SPAN:
-            return self.head(self.encoder(*tokens), batch['is_candidate'])
-        # The last layer computes the first token alone.
-        first = torch.zeros_like(batch['input_ids'][:, :1])
-        outputs = self.head(self.encoder(*tokens, query_index=first).squeeze(1))
+            return self.head(self.encoder(*tokens), batch.is_candidate)
+        # The last layer computes the first token only.
+        first = torch.zeros_like(batch.input_ids[:, :1])
+        outputs = self.head(self.encoder(*tokens, predicted_index=first).squeeze(1))
         return outputs.squeeze(-1) if self.kind == REGRESSION else outputs
 
     def compute_loss(self, scores: Tensor, targets: Tensor) -> Tensor:

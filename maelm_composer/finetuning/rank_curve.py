@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from maelm_composer.analysis.effective_rank import THRESHOLD, Gram, measure_effective_rank
-from maelm_composer.finetuning.batching import collate, sort_for_evaluation
+from maelm_composer.finetuning.batching import Batch, collate, sort_for_evaluation
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE
 from maelm_composer.tasks.examples import Inputs
 
@@ -26,7 +26,7 @@ def rank_of_inputs(encoder: nn.Module, inputs: Inputs, special_ids: Collection[i
 @torch.inference_mode()
 def rank_of_encoder(
     encoder: nn.Module,
-    batches: Iterable[dict[str, Tensor]],
+    batches: Iterable[Batch],
     special_ids: Collection[int],
     threshold: float = THRESHOLD,
 ) -> int:
@@ -34,7 +34,6 @@ def rank_of_encoder(
 
     Args:
         encoder: on any device; its mode is left as it was.
-        batches: with ``input_ids``, ``position_ids`` and ``segment_ids`` (B, S), the last 0 in padding.
         special_ids: the encoder's [CLS], [PAD] and [SEP].
 
     Raises:
@@ -47,7 +46,7 @@ def rank_of_encoder(
     gram: Gram | None = None
     try:
         for batch in batches:
-            ids, positions, segments = (batch[k].to(device) for k in ('input_ids', 'position_ids', 'segment_ids'))
+            ids, positions, segments = batch.to(device)[:3]
             states = encoder(ids, positions, segments)
             gram = gram or Gram(states.shape[-1], device)
             gram.add(states[(segments > 0) & torch.isin(ids, specials, invert=True)])

@@ -1,19 +1,4 @@
-"""Rows of token ids -> the one batch that carries every variant of the model.
-
-=====================  ======  =========================================================================
-input_ids              (B, S)  what the encoder reads
-position_ids           (B, S)  what its absolute and relative positions are computed from
-visible_index          (B, S)  where each encoder token belongs in the row; N for an unused slot
-segment_ids            (B, N)  block of a packed row that a token belongs to, from 1; 0 is padding
-original_position_ids  (B, N)  position within its block, masked or not: what the decoder's positions are
-resets                 (B, N)  the decoder's input is e_[MASK] although the encoder saw this position
-labels                 (B, N)  original id where it is to be predicted, -100 elsewhere
-masked_index           (B, M)  the positions to predict, ascending; N for an unused slot
-=====================  ======  =========================================================================
-
-S and M are the same for every batch of a recipe, so a compiled step never recompiles. Attention never crosses
-blocks and positions count from a block's start, so a packed block is computed as if it were alone.
-"""
+"""Draws the masks of rows of token ids and splits each row into the encoder's and the decoder's view."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,25 +7,22 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from maelm_composer.config import DecoderAttention, EncoderMaskContent, MaskingConfig, PositionIds, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
+from maelm_composer.masking.batch import IGNORED_LABEL, Batch
 from maelm_composer.masking.draw import TOKEN_STREAM, count_masked, count_visible, draw_bits, draw_masked_positions
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Batch = dict[str, Tensor]
-
-IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True)
 class MaskingCollator:
-    """Turns samples ``{input_ids (N,), row, epoch}`` into a batch (see the module's table).
+    """Turns samples ``{input_ids (N,), row, epoch}`` into a batch.
 
     Args:
-        seed: of the masks alone.
+        seed: of the masks only.
         predicts_every_token: True for the autoregressive decoder, which regenerates the whole row.
     """
 
@@ -55,11 +37,10 @@ class MaskingCollator:
         epochs = np.array([sample['epoch'] for sample in samples], np.int64)
         is_masked, is_fed_masked = self._draw(ids, epochs, rows)
         fed_ids = np.where(is_fed_masked, self._content(ids, epochs, rows), ids)
-        batch = self._view(ids, fed_ids, is_masked, is_fed_masked)
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
+        return self._view(ids, fed_ids, is_masked, is_fed_masked)
 
     def visible_length(self, length: int) -> int:
-        """S of rows of N = ``length``: the [MASK]s that the encoder does not see are not there at all."""
+        """S of rows of N = ``length``: all positions but the masked ones that are left out of the encoder's input."""
         return count_visible(self.masking, length)
 
     def _count_fed(self, masked: Any) -> Any:
@@ -67,7 +48,7 @@ class MaskingCollator:
         return np.rint(self.masking.encoder_mask_fraction * masked).astype(np.int64)
 
     def _draw(self, ids: Ids, epochs: Ids, rows: Ids) -> tuple[Flags, Flags]:
-        """(B, N) ids -> (B, N) masked; (B, N) masked and yet fed to the encoder."""
+        """(B, N) ids -> (B, N) masked positions; (B, N) those of them that stay in the encoder's input."""
         is_maskable = ids != PAD_ID
         if not self.masking.masks_special_tokens:
             is_maskable &= (ids != CLS_ID) & (ids != SEP_ID)
@@ -79,7 +60,7 @@ class MaskingCollator:
         return is_masked, is_fed_masked
 
     def _content(self, ids: Ids, epochs: Ids, rows: Ids) -> Ids:
-        """(B, N) what stands at a masked position that the encoder sees."""
+        """(B, N) the encoder's input at a masked position that stays in it."""
         match self.masking.encoder_mask_content:
             case EncoderMaskContent.mask_token:
                 return np.full_like(ids, self.vocab_size - 1)
@@ -88,8 +69,8 @@ class MaskingCollator:
                 num_real_tokens = self.vocab_size - NUM_LEADING_SPECIALS - 1
                 return (NUM_LEADING_SPECIALS + bits % np.uint64(num_real_tokens)).astype(np.int64)
 
-    def _view(self, ids: Ids, fed_ids: Ids, is_masked: Flags, is_fed_masked: Flags) -> dict[str, NDArray[Any]]:
-        """Split one masked row into what the encoder and what the decoder gets."""
+    def _view(self, ids: Ids, fed_ids: Ids, is_masked: Flags, is_fed_masked: Flags) -> Batch:
+        """Split masked rows into the encoder's and the decoder's input."""
         length = ids.shape[1]
         is_padding = ids == PAD_ID
         is_start = ids == CLS_ID
@@ -107,12 +88,12 @@ class MaskingCollator:
                 positions = before - np.take_along_axis(before, starts, axis=1)
         if self.predicts_every_token:
             is_predicted = ~is_padding & ~is_start
-            masked_index = np.broadcast_to(np.arange(length), ids.shape).copy()
+            predicted_index = np.broadcast_to(np.arange(length), ids.shape).copy()
         else:
             is_predicted = is_masked
             _, most = count_masked(self.masking, length)
-            masked_index = _index_of(is_masked, most)
-        return {
+            predicted_index = _index_of(is_masked, most)
+        arrays = {
             'input_ids': _take(fed_ids, visible_index, fill=PAD_ID),
             'position_ids': _take(positions, visible_index, fill=0),
             'visible_index': visible_index,
@@ -120,8 +101,9 @@ class MaskingCollator:
             'original_position_ids': original_positions,
             'resets': is_fed_masked & self.masking.decoder_resets_masks,
             'labels': np.where(is_predicted, ids, IGNORED_LABEL),
-            'masked_index': masked_index,
+            'predicted_index': predicted_index,
         }
+        return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
 def build_collator(config: PretrainingConfig) -> MaskingCollator:
@@ -136,7 +118,7 @@ def build_collator(config: PretrainingConfig) -> MaskingCollator:
 
 
 def _index_of(flags: Flags, width: int) -> Ids:
-    """(B, N) flags -> (B, ``width``) positions of the set ones, ascending, then N for the slots left over."""
+    """(B, N) flags -> (B, ``width``) positions where the flag is set, ascending, then N for unused slots."""
     index = np.argsort(~flags, axis=1, kind='stable')[:, :width]
     unused = np.arange(width) >= flags.sum(axis=1, keepdims=True)
     return np.where(unused, flags.shape[1], index)

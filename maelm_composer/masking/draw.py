@@ -1,6 +1,6 @@
 """Which positions of a row are masked: a pure function of (seed, epoch, row).
 
-No generator is carried from batch to batch, so MAE-LM, RoBERTa and every δ mask the same positions of the same rows,
+No random state is carried from batch to batch, so MAE-LM, RoBERTa and every δ mask the same positions of the same rows,
 whatever the number of ranks, workers or resumes (paired comparison).
 """
 
@@ -57,10 +57,11 @@ def draw_masked_positions(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw positions without replacement (Sec. 2.1 and App. C of the paper: 15 % random masks, no 80/10/10).
 
-    Of the (B, N) maskable ones round(p·N), or floor(p·N + U[0, 1)) with ``rounds_at_random``, as the authors' code.
+    Each row gets round(p·N) masks among its (B, N) maskable positions; with ``rounds_at_random``, as in the authors'
+    code, floor(p·N + U[0, 1)).
 
     Returns:
-        (B, M) positions in the order drawn, so that the first k of them, for growing k, are nested sets;
+        (B, M) positions in the order drawn, so that the sets of the first k are nested;
         (B,) how many of them are masked.
 
     Raises:

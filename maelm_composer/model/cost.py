@@ -2,13 +2,16 @@
 
 from maelm_composer.config import DecoderAttention, DecoderConfig, ModelConfig
 
-# Size of the first axis, which FSDP2 divides among the ranks; product of the others. A weight and its bias have one
-# first axis, and so count as one; so do a norm's two vectors.
+# Size of the first axis, which FSDP2 divides among the ranks, and the product of the other axes. A weight and its bias
+# have the same first axis and are one entry; so are the two vectors of a LayerNorm.
 Parameter = tuple[int, int]
 
 
 def list_parameters(config: ModelConfig) -> dict[str, list[list[Parameter]]]:
-    """Of the encoder (with the token table), the decoder and the head: what is outside layers, then layer by layer."""
+    """Parameters of the encoder (with the token table), the decoder and the head.
+
+    Each part is a list of groups: the parameters outside the layers, then one group for each layer.
+    """
     size, decoder = config.hidden_size, config.decoder
     embeddings = [(config.vocab_size, size), (config.max_seq_len, size), (size, 2)]
     bias = (config.relative_position_buckets, config.num_attention_heads)
@@ -42,9 +45,13 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def count_forward_flops(config: ModelConfig, visible: int, masked: int) -> dict[str, int]:
-    """Multiply-adds ×2 of one row's forward pass, S tokens visible, M masked; a training step costs three times that.
+    """FLOPs (2 for a multiply-add) of the forward pass of one row; a training step costs three times as many.
 
-    What a layer need not compute is not counted: the last layer before the head has queries at M positions only.
+    The last layer before the head is counted with M queries, because it computes no others.
+
+    Args:
+        visible: S, tokens that the encoder sees.
+        masked: M, positions to predict.
     """
     size, layers, decoder = config.hidden_size, config.num_hidden_layers, config.decoder
     head_size = size if decoder is None else decoder.hidden_size

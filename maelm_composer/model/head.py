@@ -1,4 +1,4 @@
-"""The masked-language-model head: Dense -> GELU -> LN -> the encoder's own token table + bias (Eq. 1)."""
+"""The masked-language-model head: dense -> GELU -> LN -> product with the encoder's token table + bias (Eq. 1)."""
 
 from collections.abc import Sequence
 
@@ -23,10 +23,10 @@ class MaskedLMHead(nn.Module):
 
     @torch.no_grad()
     def set_unigram_bias(self, id_counts: Sequence[int]) -> None:
-        """Start from log((count + 1) / (total + V)): guessing by frequency is known, and only context is left to learn.
+        """Set the bias to log((count + 1) / (total + V)), the frequency of each token in the training text.
 
-        Otherwise every layer is first pushed towards one constant output, that guess, which drowns what tells tokens
-        apart; a small model stays there for millions of tokens (docs/deviations.md).
+        With a zero bias the first steps push the output of every layer towards a constant that predicts these
+        frequencies, and a small model keeps that output for millions of tokens (docs/deviations.md).
         """
         counts = torch.tensor(id_counts, dtype=torch.float64) + 1
         self.bias.copy_((counts / counts.sum()).log())

@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from maelm_composer.config import DecoderConfig, ModelConfig
-from maelm_composer.model.attention import Attention, Bias
+from maelm_composer.model.attention import Attention
+from maelm_composer.model.kernels.attention import Bias
 
 
 class Layer(nn.Module):
@@ -42,22 +43,22 @@ class Layer(nn.Module):
         hidden: Tensor,
         bias: Bias | None,
         *,
-        query_index: Tensor | None = None,
+        predicted_index: Tensor | None = None,
         memory: Tensor | None = None,
         memory_bias: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, D) -> (B, T, D), or (B, M, D) where only the rows at ``query_index`` (B, M) are wanted.
+        """(B, T, D) -> (B, T, D), or (B, M, D) with ``predicted_index`` (B, M), which leaves out all other rows.
 
         Args:
-            bias: of the self-attention, (B, ·, T or M, T).
+            bias: (B, ·, T or M, T), of the self-attention.
             memory: (B, S, D) the encoder's output, for cross-attention.
-            memory_bias: (B, ·, T or M, S).
+            memory_bias: (B, ·, T or M, S), of the cross-attention.
         """
         if self.has_self_attention:
             assert bias is not None
             whole = None
-            if query_index is not None:
-                whole, hidden = hidden, take_rows(hidden, query_index)
+            if predicted_index is not None:
+                whole, hidden = hidden, take_rows(hidden, predicted_index)
             attended = self.self_attention(hidden, whole, bias)
             hidden = self.self_attention_norm(hidden + self.dropout(attended))
         if self.has_cross_attention:

@@ -1,6 +1,7 @@
-"""MAE-LM and plain MLM: masking view -> encoder -> decoder -> loss, on one page.
+"""MAE-LM and plain MLM: encoder -> decoder -> head -> loss (Meng et al., arXiv:2302.02060, Sec. 2.1 and 3).
 
-(Meng et al., arXiv:2302.02060, preprint, Sec. 2.1 and 3). Plain MLM, the RoBERTa baseline, is ``decoder: null``.
+Plain MLM, the RoBERTa baseline, is ``decoder: null``. ``reference.py`` is the same
+model in plain torch, for reading.
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend, HeadBiasInit, ModelConfig
+from maelm_composer.masking.batch import IGNORED_LABEL, Batch
 from maelm_composer.model.attention import select_attention
 from maelm_composer.model.decoder import Decoder, take_padded
-from maelm_composer.model.embedding import look_up
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.head import MaskedLMHead
 from maelm_composer.model.relative_position import RelativePositionBias
@@ -21,7 +22,7 @@ from maelm_composer.model.relative_position import RelativePositionBias
 
 class MaskedLMOutput(NamedTuple):
     loss: Tensor  # scalar, nats: mean over the predicted tokens of the batch, fp32
-    logits: Tensor  # (B, M, V), without gradient: a compiled step would fill one of its size with zeros
+    logits: Tensor  # (B, M, V), detached: torch.compile would allocate a gradient of zeros this large
     labels: Tensor  # (B, M); -100 in an unused slot
 
 
@@ -30,39 +31,43 @@ class MaskedLanguageModel(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, has_tied_head=True)
         self.decoder = Decoder(config) if config.decoder is not None else None
         self.head = MaskedLMHead(config)
 
-    def forward(self, batch: dict[str, Tensor]) -> MaskedLMOutput:
-        """The batch that masking/collate.py describes -> loss and predictions at the masked positions."""
-        masked_index = batch['masked_index']
-        token_embeddings = self.encoder.token_embeddings
-        tokens, mask_embedding, table = look_up(token_embeddings.weight, batch['input_ids'])
-        segment_ids = take_padded(batch['segment_ids'], batch['visible_index'])
-        # Without a decoder the encoder sees the whole row, so a position is also its slot.
-        wanted = masked_index.clamp(max=batch['labels'].shape[1] - 1) if self.decoder is None else None
-        hidden = self.encoder(batch['input_ids'], batch['position_ids'], segment_ids, wanted, tokens)
-        if self.decoder is not None:
-            hidden = self.decoder(hidden, token_embeddings, batch, mask_embedding)
-        logits = self.head(hidden, table)
-        labels = functional.pad(batch['labels'], (0, 1), value=-100).gather(1, masked_index)
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+    def forward(self, batch: Batch) -> MaskedLMOutput:
+        """Loss and predictions at ``batch.predicted_index``."""
+        token_table = self.encoder.token_embeddings.weight
+        segment_ids = take_padded(batch.segment_ids, batch.visible_index)
+        if self.decoder is None:
+            # The encoder sees the whole row, so a position is also its slot. An unused slot has no label.
+            predicted = batch.predicted_index.clamp(max=batch.labels.shape[1] - 1)
+            hidden = self.encoder(batch.input_ids, batch.position_ids, segment_ids, predicted)
+        else:
+            encoded = self.encoder(batch.input_ids, batch.position_ids, segment_ids)
+            hidden = self.decoder(encoded, token_table, batch)
+        logits = self.head(hidden, token_table)
+        labels = functional.pad(batch.labels, (0, 1), value=IGNORED_LABEL).gather(1, batch.predicted_index)
+        in_fp32 = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        loss = functional.cross_entropy(in_fp32.flatten(0, 1), labels.flatten())
         return MaskedLMOutput(loss, logits.detach(), labels)
 
     def select_attention(self, requested: AttentionBackend, device_type: str) -> dict[str, str]:
-        """As :func:`attention.select_attention`; returns the name of its choice for each stack."""
+        """Set each stack's attention kernel (:func:`attention.select_attention`); returns its name by stack."""
         stacks = {'encoder': self.encoder, 'decoder': self.decoder}
         return {n: select_attention(s, requested, device_type).name for n, s in stacks.items() if s is not None}
 
 
 def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None = None) -> MaskedLanguageModel:
-    """A freshly initialised model: N(0, initializer_range) everywhere, biases 0, LayerNorm 1 and 0 (authors' code).
+    """A model with initial weights N(0, initializer_range), biases 0, LayerNorm 1 and 0, as in the authors' code.
 
     Args:
         seed: of the initial weights. The encoder is drawn first, so that MAE-LM and its baseline start from the same
             encoder; torch's global generator is left as it was.
         id_counts: (V,) occurrences of every id in the training text, for ``head_bias_init: unigram``.
+
+    Raises:
+        ValueError: ``head_bias_init: unigram`` without ``id_counts``.
     """
     with torch.random.fork_rng(devices=[]):
         model = MaskedLanguageModel(config)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from maelm_composer.config import DecoderConfig, ModelConfig, RelativePositionFunction, RelativePositionInit
-from maelm_composer.model.attention import BiasEntry
+from maelm_composer.model.kernels.flex import BiasEntry
 
 
 def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function: RelativePositionFunction) -> Tensor:
@@ -17,7 +17,7 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
 
     Both functions give each short distance a bucket of its own and longer ones logarithmically wider buckets, on each
     side separately. ``t5`` is bidirectional T5 (and MPNet); ``authors`` is what the paper's released code computes:
-    it rounds up, not down, and reaches its last bucket earlier. One bucket is never used by either.
+    it rounds up, not down, and reaches its last bucket earlier. Each function leaves one bucket unused.
     """
     half = buckets // 2
     exact = half // 2
@@ -54,20 +54,20 @@ class RelativePositionBias(nn.Module):
         batch, num_queries = query_positions.shape
         by_distance = self._by_distance()
         distance = key_positions[:, None, :] - query_positions[:, :, None] + (self.max_seq_len - 1)
-        # A gather along the last, contiguous axis: its backward adds into 2N - 1 numbers a head instead of walking
-        # B·Q·K rows of the table, which is 15 times slower on a CPU.
+        # A gather along the last, contiguous axis, whose backward pass is 15 times faster on a CPU than that of
+        # indexing the table: 2N - 1 numbers for each head receive the gradients, not B·Q·K rows of the table.
         heads = by_distance.shape[0]
         index = distance.reshape(batch, 1, -1).expand(-1, heads, -1)
         bias = by_distance.expand(batch, -1, -1).gather(2, index)
         return bias.view(batch, heads, num_queries, -1)
 
     def entry(self, query_positions: Tensor, key_positions: Tensor) -> BiasEntry:
-        """As :meth:`forward`, as a function of (b, h, q, k) for kernels that compute the bias where they need it."""
+        """The bias as a function of (b, h, q, k), for kernels that compute each entry where they need it."""
         by_distance, shift = self._by_distance(), self.max_seq_len - 1
         return lambda b, h, q, k: by_distance[h, key_positions[b, k] - query_positions[b, q] + shift]
 
     def _by_distance(self) -> Tensor:
-        """(H, 2N - 1)"""
+        """The bias of every distance from 1 - N to N - 1, (H, 2N - 1)."""
         return self.weight[self.bucket_of_distance].t()
 
     @torch.no_grad()
@@ -82,13 +82,14 @@ class RelativePositionBias(nn.Module):
         """(buckets, H): half the heads look left, half right, falling off with distance (docs/deviations.md).
 
         Head h of a side falls by 2^-h a position; the token itself and the other side start two positions lower.
-        Nothing starts below -log N, so that the gradient reaches all: far tokens together weigh as one of score 0.
+        No entry starts below -log N, so that every entry gets a gradient: N tokens at this floor have the total weight
+        of one token of score 0.
         """
         buckets, heads = self.weight.shape
         distances = torch.arange(1 - self.max_seq_len, self.max_seq_len)
         prior, head = torch.zeros(buckets, heads), torch.arange(heads)
         side, slope = 2 * (head % 2) - 1, 2.0 ** -(head // 2)
-        # Nearest distance last, so that it is what a bucket of several distances is measured by.
+        # From the farthest to the nearest, so that a bucket of several distances keeps the value of its nearest one.
         for distance in sorted(distances.tolist(), key=abs, reverse=True):
             bucket = int(self.bucket_of_distance[distance + self.max_seq_len - 1])
             prior[bucket] = -slope * (abs(distance) + 2 * (distance * side <= 0))

@@ -1,4 +1,4 @@
-"""The model as Composer's Trainer sees it: a loss to minimise and three numbers to validate by."""
+"""The model as Composer's Trainer expects it: a loss for training and three metrics for validation."""
 
 from typing import Any
 
@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from maelm_composer.config import Precision
+from maelm_composer.masking.batch import IGNORED_LABEL, Batch
 from maelm_composer.model.layer import Layer
-
-Batch = dict[str, Tensor]
 
 
 class MaskedLoss(Metric):
@@ -27,7 +26,7 @@ class MaskedLoss(Metric):
 
     def update(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """loss () mean over the labels other than -100; logits (B, M, V); labels (B, M)."""
-        count = (labels != -100).sum()
+        count = (labels != IGNORED_LABEL).sum()
         self.total += loss.double() * count
         self.count += count
 
@@ -43,10 +42,10 @@ class MaskedPerplexity(MaskedLoss):
 
 
 class MaskedAccuracy(MaskedLoss):
-    """Share of the predicted positions whose most likely token is the right one."""
+    """Share of the predicted positions whose most likely token is the label."""
 
     def update(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        is_predicted = labels != -100
+        is_predicted = labels != IGNORED_LABEL
         self.total += ((logits.argmax(-1) == labels) & is_predicted).sum()
         self.count += is_predicted.sum()
 
@@ -54,20 +53,21 @@ class MaskedAccuracy(MaskedLoss):
 class PretrainingModel(ComposerModel):
     """``MaskedLanguageModel`` for the Trainer.
 
-    Autocast is entered here and not by Composer, which refuses it on a CPU and, under FSDP2, would cast parameters
-    and gradients instead; so the arithmetic is the same on every device and under every sharding.
+    Autocast is entered here because Composer refuses autocast on a CPU and, under FSDP2, casts parameters and gradients
+    instead. The arithmetic is therefore the same on every device, sharded or not.
     """
 
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         super().__init__()
-        # FSDP2 gathers layer by layer; the root keeps what is shared by several parts, the token table above all.
+        # FSDP2 gathers the weights layer by layer. The token table, which three parts use, stays with the root.
         model.fsdp_wrap_fn = lambda module: isinstance(module, Layer)  # type: ignore[assignment]
         self.model = model
         self.is_bf16 = precision is Precision.bf16
 
     def forward(self, batch: Batch) -> Any:
-        """The model's output for a batch; see ``maelm_composer.masking.collate`` for the batch."""
-        with torch.autocast(batch['input_ids'].device.type, torch.bfloat16, enabled=self.is_bf16):
+        """The model's output for a batch, whose tensors Composer hands on in a plain list or tuple."""
+        batch = Batch(*batch)
+        with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=self.is_bf16):
             return self.model(batch)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
@@ -85,6 +85,6 @@ class PretrainingModel(ComposerModel):
 
 
 def count_predicted(batch: Batch) -> dict[str, int]:
-    """Tokens of the rows, and those that the loss is a mean of."""
-    labels = batch['labels']
-    return {'total': labels.numel(), 'loss_generating': int((labels != -100).sum())}
+    """How many tokens the rows have, and how many of them the loss is a mean of."""
+    labels = Batch(*batch).labels
+    return {'total': labels.numel(), 'loss_generating': int((labels != IGNORED_LABEL).sum())}

@@ -11,6 +11,7 @@ from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.config import DataConfig
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
 from maelm_composer.errors import InputError
+from maelm_composer.finetuning.batching import Batch
 from maelm_composer.finetuning.rank_curve import rank_of_encoder
 
 
@@ -125,13 +126,11 @@ def test_rank_of_encoder_is_that_of_its_last_states(source, pretrained):
     encoder = pretrained.encoder
     rows, batches = [], []
     for view in views_of(source, is_packed=False):
-        batches.append(
-            {'input_ids': view.plain_ids, 'position_ids': view.position_ids, 'segment_ids': view.segment_ids}
-        )
         with torch.inference_mode():
-            *_, last = encoder.layer_states(*batches[-1].values())
+            *_, last = encoder.layer_states(view.plain_ids, view.position_ids, view.segment_ids)
         rows.append(last[view.is_real])
-        batches[-1]['input_ids'] = view.plain_ids.masked_fill(view.segment_ids == 0, 100)  # padding, whatever its id
+        ids = view.plain_ids.masked_fill(view.segment_ids == 0, 100)  # padding, whatever its id
+        batches.append(Batch(ids, view.position_ids, view.segment_ids, torch.zeros(len(ids))))
     squares = torch.linalg.svdvals(torch.cat(rows).double()).square()
     wanted = int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
     encoder.train()
@@ -143,7 +142,7 @@ def test_rank_of_encoder_is_that_of_its_last_states(source, pretrained):
 
 def test_rank_of_encoder_without_tokens_is_refused(pretrained):
     only_specials = torch.tensor([NOT_REAL])
-    batch = {'input_ids': only_specials, 'position_ids': only_specials, 'segment_ids': torch.ones(1, 3).long()}
+    batch = Batch(only_specials, only_specials, torch.ones(1, 3).long(), torch.zeros(1))
     for batches in ([], [batch]):
         with pytest.raises(InputError, match='0 rows'):
             rank_of_encoder(pretrained.encoder, batches, NOT_REAL)

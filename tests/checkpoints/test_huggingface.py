@@ -175,9 +175,9 @@ class TestWrapped:
     @torch.no_grad()
     def test_it_answers_as_our_encoder(self, pair):
         wrapped, ours, inputs = pair
-        is_real, wanted = inputs[2] > 0, torch.tensor([[0, 5], [2, 4], [6, 0]])
+        is_real, chosen = inputs[2] > 0, torch.tensor([[0, 5], [2, 4], [6, 0]])
         assert_close(wrapped(*inputs)[is_real], ours(*inputs)[is_real], **TOLERANCE)
-        assert_close(wrapped(*inputs, query_index=wanted), ours(*inputs, query_index=wanted), **TOLERANCE)
+        assert_close(wrapped(*inputs, predicted_index=chosen), ours(*inputs, predicted_index=chosen), **TOLERANCE)
         for a, b in zip(wrapped.layer_states(*inputs), ours.layer_states(*inputs), strict=True):
             assert_close(a[is_real], b[is_real], **TOLERANCE)
 

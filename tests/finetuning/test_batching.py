@@ -44,18 +44,16 @@ def test_padding_stays_under_a_tenth(size):
 def test_a_batch():
     inputs = Inputs([np.array([0, 9, 8, 2]), np.array([0, 2]), np.array([0, 7, 2])], np.array([5, 6, 7]))
     batch = collate(inputs, [2, 0], pad_id=1)
-    assert {name: value.tolist() for name, value in batch.items()} == {
-        'input_ids': [[0, 7, 2, 1], [0, 9, 8, 2]],
-        'position_ids': [[0, 1, 2, 0], [0, 1, 2, 3]],
-        'segment_ids': [[1, 1, 1, 0], [1, 1, 1, 1]],
-        'targets': [7, 5],
-    }
+    assert batch.input_ids.tolist() == [[0, 7, 2, 1], [0, 9, 8, 2]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
+    assert batch.segment_ids.tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert (batch.targets.tolist(), batch.is_candidate) == ([7, 5], None)
 
 
 def test_answers_may_stand_in_the_passage_or_at_the_first_token():
     ids = [np.array([0, 9, 2, 2, 5, 6, 2]), np.array([0, 9, 9, 2, 2, 5, 2, 9, 2])]
     inputs = Inputs(ids, np.array([[4, 5], [0, 0]]), np.array([4, 5]))
-    is_candidate = collate(inputs, np.array([0, 1]), pad_id=1)['is_candidate']
+    is_candidate = collate(inputs, np.array([0, 1]), pad_id=1).is_candidate
     assert [row.nonzero().flatten().tolist() for row in is_candidate] == [[0, 4, 5], [0, 5, 6, 7]]
 
 

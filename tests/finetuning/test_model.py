@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from maelm_composer.config import ModelConfig
+from maelm_composer.finetuning.batching import Batch
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.tasks.catalogue import TASKS
@@ -27,12 +28,8 @@ def batch():
     is_candidate[:, [0, 4, 5]] = True
     segment_ids = torch.ones(3, 8, dtype=torch.long)
     segment_ids[1, 6:] = 0
-    return {
-        'input_ids': torch.arange(24).view(3, 8),
-        'position_ids': torch.arange(8).expand(3, 8),
-        'segment_ids': segment_ids,
-        'is_candidate': is_candidate,
-    }
+    ids, positions = torch.arange(24).view(3, 8), torch.arange(8).expand(3, 8)
+    return Batch(ids, positions, segment_ids, targets=torch.zeros(3), is_candidate=is_candidate)
 
 
 def test_shapes(batch):
@@ -42,7 +39,7 @@ def test_shapes(batch):
 
 def test_the_first_token_is_what_is_classified(batch):
     model = build('rte')
-    tokens = batch['input_ids'], batch['position_ids'], batch['segment_ids']
+    tokens = batch.input_ids, batch.position_ids, batch.segment_ids
     first = model.encoder(*tokens)[:, 0]
     head = model.head
     assert_close(model(batch), head.output(torch.tanh(head.dense(first))), rtol=0, atol=1e-6)
@@ -71,7 +68,7 @@ def test_the_heads_weights_are_of_the_seed_alone():
 
 def test_scores_of_what_cannot_be_an_answer_are_minus_infinity(batch):
     scores = build('squad2')(batch)
-    assert scores.isfinite().equal(batch['is_candidate'][..., None].expand(-1, -1, 2))
+    assert scores.isfinite().equal(batch.is_candidate[..., None].expand(-1, -1, 2))
 
 
 def test_losses():

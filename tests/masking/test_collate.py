@@ -18,6 +18,7 @@ from maelm_composer.config import (
     PositionIds,
     PretrainingConfig,
 )
+from maelm_composer.masking.batch import Batch
 from maelm_composer.masking.collate import MaskingCollator, build_collator
 
 V = 60
@@ -66,15 +67,15 @@ def build_rows(build_row):
 
 def masked_sets(batch):
     """Per row: masked positions, and those of them that the encoder sees all the same."""
-    length = batch['labels'].shape[1]
-    masked = [set(row.tolist()) - {length} for row in batch['masked_index']]
-    return masked, [m & set(row.tolist()) for m, row in zip(masked, batch['visible_index'], strict=True)]
+    length = batch.labels.shape[1]
+    masked = [set(row.tolist()) - {length} for row in batch.predicted_index]
+    return masked, [m & set(row.tolist()) for m, row in zip(masked, batch.visible_index, strict=True)]
 
 
 @given(shape=block_lengths(), masking=maskings)
 def test_masks_cover_no_padding_and_no_special_unless_asked(shape, masking, build_rows, collate):
     ids = build_rows(shape)
-    is_masked = collate(build(**masking), ids)['labels'].numpy() >= 0
+    is_masked = collate(build(**masking), ids).labels.numpy() >= 0
     expected = masking['mlm_probability'] * shape[0]
     counts = set(is_masked.sum(1).tolist())
     assert counts <= ({np.floor(expected), np.ceil(expected)} if masking['rounds_at_random'] else {round(expected)})
@@ -85,7 +86,7 @@ def test_masks_cover_no_padding_and_no_special_unless_asked(shape, masking, buil
 
 def test_special_tokens_are_masked_as_often_as_others_when_asked(build_row, collate):
     rows = [build_row([20, 20], 40, V)] * 2000
-    is_masked = collate(build(masks_special_tokens=True), rows)['labels'].numpy() >= 0
+    is_masked = collate(build(masks_special_tokens=True), rows).labels.numpy() >= 0
     is_special = rows[0] <= 2
     assert abs(is_masked[:, is_special].mean() - 0.15) < 0.01
     assert abs(is_masked[:, ~is_special].mean() - 0.15) < 0.01
@@ -95,30 +96,30 @@ def test_special_tokens_are_masked_as_often_as_others_when_asked(build_row, coll
 def test_visible_tokens_positions_and_labels_rebuild_the_row(shape, masking, build_rows, collate):
     ids, length = build_rows(shape), shape[0]
     collator = build(**masking)
-    batch = {name: tensor.numpy() for name, tensor in collate(collator, ids).items()}
+    batch = Batch(*(tensor.numpy() for tensor in collate(collator, ids)))
     masked, fed = masked_sets(collate(collator, ids))
-    assert batch['visible_index'].shape == batch['input_ids'].shape == batch['position_ids'].shape
-    assert batch['visible_index'].shape[1] == collator.visible_length(length)
+    assert batch.visible_index.shape == batch.input_ids.shape == batch.position_ids.shape
+    assert batch.visible_index.shape[1] == collator.visible_length(length)
     for r, row in enumerate(ids):
-        index = batch['visible_index'][r]
+        index = batch.visible_index[r]
         used = index[index < length]
         assert (index[len(used) :] == length).all()  # what is left over points past the row, never into it
-        assert (batch['input_ids'][r, len(used) :] == 1).all()
+        assert (batch.input_ids[r, len(used) :] == 1).all()
         assert (np.diff(used) > 0).all()
         assert set(used.tolist()) == set(range(length)) - masked[r] | fed[r]
         rebuilt = np.full(length, -1)
-        rebuilt[used] = batch['input_ids'][r, : len(used)]
-        is_predicted = batch['labels'][r] >= 0
+        rebuilt[used] = batch.input_ids[r, : len(used)]
+        is_predicted = batch.labels[r] >= 0
         assert set(np.flatnonzero(is_predicted).tolist()) == masked[r]
-        rebuilt[is_predicted] = batch['labels'][r][is_predicted]
+        rebuilt[is_predicted] = batch.labels[r][is_predicted]
         np.testing.assert_array_equal(rebuilt, row)
-        assert (batch['labels'][r][~is_predicted] == -100).all()
-        slots = batch['masked_index'][r]
+        assert (batch.labels[r][~is_predicted] == -100).all()
+        slots = batch.predicted_index[r]
         assert (np.diff(slots[slots < length]) > 0).all()
         assert len(fed[r]) == np.rint(masking['encoder_mask_fraction'] * len(masked[r]))
         is_reset = np.isin(np.arange(length), list(fed[r])) & masking['decoder_resets_masks']
-        np.testing.assert_array_equal(batch['resets'][r], is_reset)
-        content = batch['input_ids'][r, : len(used)][np.isin(used, list(fed[r]))]
+        np.testing.assert_array_equal(batch.resets[r], is_reset)
+        content = batch.input_ids[r, : len(used)][np.isin(used, list(fed[r]))]
         if masking['encoder_mask_content'] is EncoderMaskContent.mask_token:
             assert (content == MASK_ID).all()
         else:
@@ -128,17 +129,17 @@ def test_visible_tokens_positions_and_labels_rebuild_the_row(shape, masking, bui
 @given(shape=block_lengths(), masking=maskings)
 def test_segments_and_positions(shape, masking, build_rows, collate):
     ids, (length, rows) = build_rows(shape), shape
-    batch = {name: tensor.numpy() for name, tensor in collate(build(**masking), ids).items()}
+    batch = Batch(*(tensor.numpy() for tensor in collate(build(**masking), ids)))
     for r, blocks in enumerate(rows):
         padding = length - sum(blocks)
         segments = np.repeat([*range(1, len(blocks) + 1), 0], [*blocks, padding])
-        np.testing.assert_array_equal(batch['segment_ids'][r], segments)
+        np.testing.assert_array_equal(batch.segment_ids[r], segments)
         positions = np.concatenate([np.arange(block) for block in blocks])
-        np.testing.assert_array_equal(batch['original_position_ids'][r][: sum(blocks)], positions)
-        assert (batch['original_position_ids'][r] < length).all()
-        index = batch['visible_index'][r]
+        np.testing.assert_array_equal(batch.original_position_ids[r][: sum(blocks)], positions)
+        assert (batch.original_position_ids[r] < length).all()
+        index = batch.visible_index[r]
         used = index[index < sum(blocks)]
-        seen = batch['position_ids'][r, : len(used)]
+        seen = batch.position_ids[r, : len(used)]
         if masking['position_ids'] is PositionIds.aligned:
             np.testing.assert_array_equal(seen, positions[used])
         else:
@@ -175,8 +176,8 @@ def test_a_row_does_not_depend_on_its_batch(masking, order, size, causal, build_
     ]
     collator = build(predicts_every_token=causal, **masking)
     whole, part = collator(samples), collator([samples[i] for i in order[:size]])
-    for name, tensor in whole.items():
-        assert torch.equal(part[name], tensor[list(order[:size])]), name
+    for name, tensor in whole._asdict().items():
+        assert torch.equal(getattr(part, name), tensor[list(order[:size])]), name
 
 
 @given(masking=maskings, epoch=st.integers(0, 2**31))
@@ -184,7 +185,7 @@ def test_shapes_and_types_are_the_same_for_every_batch_of_a_recipe(masking, epoc
     collator, seen = build(**masking), []
     for blocks in ([60], [20, 9, 31], [25, 25]):
         batch = collate(collator, [build_row(blocks, 60, V)], epoch=epoch)
-        seen.append({name: (tensor.shape, tensor.dtype) for name, tensor in batch.items()})
+        seen.append([(tensor.shape, tensor.dtype) for tensor in batch])
     assert seen[0] == seen[1] == seen[2]
 
 
@@ -192,16 +193,16 @@ def test_visible_length_is_what_the_masks_leave(build_row, collate):
     row = build_row([512], 512, V)
     for delta, visible in ((0.0, 512 - 77), (0.5, 512 - 77 + 38), (1.0, 512)):
         batch = collate(build(encoder_mask_fraction=delta), [row])
-        assert batch['input_ids'].shape == (1, visible)
-        assert batch['masked_index'].shape == (1, 77)
+        assert batch.input_ids.shape == (1, visible)
+        assert batch.predicted_index.shape == (1, 77)
 
 
 def test_random_content_is_an_ordinary_token_of_its_own_stream(build_row, collate):
     rows = [build_row([60], 60, V, seed=i) for i in range(800)]
     collator = build(encoder_mask_fraction=1.0, encoder_mask_content=EncoderMaskContent.random_token)
     batch = collate(collator, rows)
-    content = batch['input_ids'].gather(1, batch['masked_index'])
-    labels = batch['labels'].gather(1, batch['masked_index'])
+    content = batch.input_ids.gather(1, batch.predicted_index)
+    labels = batch.labels.gather(1, batch.predicted_index)
     counts = np.bincount(content.flatten().numpy(), minlength=V)
     assert counts[:4].tolist() == [0] * 4
     assert counts[MASK_ID] == 0
@@ -211,7 +212,7 @@ def test_random_content_is_an_ordinary_token_of_its_own_stream(build_row, collat
     # Drawn without looking at the token: equal to it once in (number of pieces) times.
     assert abs((content == labels).double().mean() - 1 / len(pieces)) < 0.006
     other_epoch = collate(collator, rows, epoch=1)
-    assert not torch.equal(other_epoch['input_ids'], batch['input_ids'])
+    assert not torch.equal(other_epoch.input_ids, batch.input_ids)
 
 
 def test_the_autoregressive_decoder_predicts_all_but_block_starts_and_padding(build_row, collate):
@@ -219,11 +220,13 @@ def test_the_autoregressive_decoder_predicts_all_but_block_starts_and_padding(bu
     batch = collate(build(predicts_every_token=True), [row])
     expected = torch.from_numpy(row.astype(np.int64))
     expected[(expected == 0) | (expected == 1)] = -100
-    torch.testing.assert_close(batch['labels'][0], expected, rtol=0, atol=0)
-    assert batch['masked_index'][0].tolist() == list(range(40))
+    torch.testing.assert_close(batch.labels[0], expected, rtol=0, atol=0)
+    assert batch.predicted_index[0].tolist() == list(range(40))
     plain = collate(build(), [row])
     for name in ('input_ids', 'visible_index', 'position_ids'):
-        assert torch.equal(batch[name], plain[name])  # the encoder's side is that of every other variant
+        assert torch.equal(
+            getattr(batch, name), getattr(plain, name)
+        )  # the encoder's side is that of every other variant
 
 
 def test_a_loader_worker_gets_the_same_collator(build_row, collate):
@@ -231,7 +234,7 @@ def test_a_loader_worker_gets_the_same_collator(build_row, collate):
     copy = pickle.loads(pickle.dumps(collator))
     assert copy == collator
     row = build_row([40], 40, V)
-    assert torch.equal(collate(copy, [row])['input_ids'], collate(collator, [row])['input_ids'])
+    assert torch.equal(collate(copy, [row]).input_ids, collate(collator, [row]).input_ids)
 
 
 @pytest.mark.parametrize('attention', DecoderAttention)

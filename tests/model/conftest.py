@@ -14,7 +14,8 @@ from maelm_composer.config import (
     ModelConfig,
     PositionIds,
 )
-from maelm_composer.masking.collate import Batch, MaskingCollator
+from maelm_composer.masking.batch import Batch
+from maelm_composer.masking.collate import MaskingCollator
 
 N, V = 48, 60
 

@@ -1,4 +1,4 @@
-"""Every attention backend against the dense reference, through whole models; compilation without surprises."""
+"""Every attention backend against the dense one, through whole models; a compiled step is one graph."""
 
 import pytest
 import torch
@@ -6,7 +6,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing import assert_close
 
 from maelm_composer.config import AttentionBackend
-from maelm_composer.model.attention import attend, build_flex_bias, choose_backend
+from maelm_composer.masking.batch import Batch
+from maelm_composer.model.kernels.attention import attend
+from maelm_composer.model.kernels.backend import choose_backend
+from maelm_composer.model.kernels.flex import build_flex_bias
 from maelm_composer.model.maelm import build_model
 
 AUTO, DENSE, SDPA, FLEX = AttentionBackend
@@ -22,7 +25,7 @@ def run(model_config, batch, backend, device='cpu', dtype=None, compiled=False):
         torch.compiler.reset()
         model.compile(fullgraph=True, dynamic=False, backend='aot_eager')
     with torch.autocast(device, dtype, enabled=dtype is not None):
-        loss = model({name: tensor.to(device) for name, tensor in batch.items()}).loss
+        loss = model(batch.to(device)).loss
     loss.backward()
     return loss, {name: p.grad for name, p in model.named_parameters()}
 
@@ -144,4 +147,4 @@ def test_compiled_step_is_one_graph_and_never_recompiles(config, make_batch, has
             loss.backward()
             assert_close(loss, eager(batch).loss, rtol=1e-5, atol=1e-5)
         with pytest.raises(RuntimeError, match='recompil'):
-            model({name: tensor[:2] for name, tensor in batches[0].items()})
+            model(Batch(*(tensor[:2] for tensor in batches[0])))

@@ -146,9 +146,9 @@ def build_roberta_decoder(decoder, config):
 def inputs_of(batch):
     """(B, N) what a plain masked language model of another make reads: its ids, attention mask and labels."""
     return {
-        'input_ids': batch['input_ids'],
-        'attention_mask': (batch['segment_ids'] > 0).long(),
-        'labels': batch['labels'],
+        'input_ids': batch.input_ids,
+        'attention_mask': (batch.segment_ids > 0).long(),
+        'labels': batch.labels,
     }
 
 
@@ -181,7 +181,7 @@ def test_plain_mlm_is_roberta(plain, make_batch, build_row):
     rows = [build_row([n], config.max_seq_len, config.vocab_size, seed=n) for n in (48, 40, 33)]
     batch = make_batch(config, rows, encoder_mask_fraction=1.0)
     output, expected = ours(batch), theirs(**inputs_of(batch))
-    logits = expected.logits.gather(1, batch['masked_index'][..., None].expand(-1, -1, config.vocab_size))
+    logits = expected.logits.gather(1, batch.predicted_index[..., None].expand(-1, -1, config.vocab_size))
     assert_close(output.logits, logits, **TOLERANCE)
     assert_close(output.loss, expected.loss, **TOLERANCE)
     output.loss.backward()
@@ -198,11 +198,11 @@ def test_a_packed_row_is_roberta_on_each_block_alone(plain, make_batch, build_ro
     lengths = (19, 8, 16)
     row = build_row(lengths, config.max_seq_len, config.vocab_size)
     batch = make_batch(config, [row], encoder_mask_fraction=1.0)
-    logits, index = ours(batch).logits[0], batch['masked_index'][0]
+    logits, index = ours(batch).logits[0], batch.predicted_index[0]
     start = 0
     for length in lengths:
         block = slice(start, start + length)
-        expected = theirs(batch['input_ids'][:, block]).logits[0]
+        expected = theirs(batch.input_ids[:, block]).logits[0]
         is_here = (index >= start) & (index < start + length)
         assert is_here.any()
         assert_close(logits[is_here], expected[index[is_here] - start], **TOLERANCE)
@@ -215,10 +215,10 @@ def test_encoder_with_t5_buckets_is_mpnet(config, make_batch, build_row):
     encoder = randomize_everything(build_model(settings, seed=2)).encoder
     rows = [build_row([n], LENGTH, settings.vocab_size, seed=n) for n in (LENGTH, 251, 140)]
     batch = make_batch(settings, rows, encoder_mask_fraction=1.0, mlm_probability=0.05)
-    hidden = encoder(batch['input_ids'], batch['position_ids'], batch['segment_ids'])
+    hidden = encoder(batch.input_ids, batch.position_ids, batch.segment_ids)
     inputs = inputs_of(batch)
     expected = build_mpnet(encoder, settings)(inputs['input_ids'], inputs['attention_mask']).last_hidden_state
-    is_real = batch['segment_ids'] > 0
+    is_real = batch.segment_ids > 0
     assert_close(hidden[is_real], expected[is_real], **TOLERANCE)
 
 
@@ -231,24 +231,24 @@ def test_decoder_is_roberta_on_the_filled_row(attention, config, make_batch, bui
     model = randomize_everything(build_model(settings, seed=3))
     rows = [build_row(blocks, 48, settings.vocab_size, seed=i) for i, blocks in enumerate([[48], [20, 17], [12, 36]])]
     batch = make_batch(settings, rows, encoder_mask_fraction=0.5)
-    segments, table = batch['segment_ids'], model.encoder.token_embeddings
-    memory_segments = take_padded(segments, batch['visible_index'])
-    encoded = model.encoder(batch['input_ids'], batch['position_ids'], memory_segments)
+    segments, table = batch.segment_ids, model.encoder.token_embeddings.weight
+    memory_segments = take_padded(segments, batch.visible_index)
+    encoded = model.encoder(batch.input_ids, batch.position_ids, memory_segments)
     is_allowed = segments[:, :, None] == segments[:, None, :]
     if attention is DecoderAttention.causal_cross:
         is_allowed = is_allowed.tril()
         ids = torch.tensor([[0, *row[:-1].tolist()] for row in rows])
-        filled = table(ids.masked_fill(batch['original_position_ids'] == 0, 0))
+        filled = table[ids.masked_fill(batch.original_position_ids == 0, 0)]
     else:
-        filled = fill_masks(encoded, table.weight[-1], batch['visible_index'], batch['resets'])
+        filled = fill_masks(encoded, table[-1], batch.visible_index, batch.resets)
     expected = build_roberta_decoder(model.decoder, settings)(
         inputs_embeds=filled,
         attention_mask=mask_of(is_allowed),
-        position_ids=batch['original_position_ids'] + FIRST_POSITION,
+        position_ids=batch.original_position_ids + FIRST_POSITION,
         encoder_hidden_states=None if attention is DecoderAttention.bidirectional else encoded,
         encoder_attention_mask=mask_of(segments[:, :, None] == memory_segments[:, None, :]),
         use_cache=False,
     ).last_hidden_state
-    is_predicted = batch['labels'].gather(1, batch['masked_index']) >= 0
+    is_predicted = batch.labels.gather(1, batch.predicted_index) >= 0
     actual = model.decoder(encoded, table, batch)
-    assert_close(actual[is_predicted], take_rows(expected, batch['masked_index'])[is_predicted], **TOLERANCE)
+    assert_close(actual[is_predicted], take_rows(expected, batch.predicted_index)[is_predicted], **TOLERANCE)

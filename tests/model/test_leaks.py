@@ -22,13 +22,13 @@ assert_bitwise = partial(assert_close, rtol=0, atol=0)
 
 
 def encode(model, batch):
-    segments = take_padded(batch['segment_ids'], batch['visible_index'])
-    return model.encoder(batch['input_ids'], batch['position_ids'], segments)
+    segments = take_padded(batch.segment_ids, batch.visible_index)
+    return model.encoder(batch.input_ids, batch.position_ids, segments)
 
 
 def change_masked_ids(rows, batch, vocab_size):
     """Other pieces, never the same, under the masks of ``batch``; everything else as it was."""
-    rows, labels = np.stack(rows).astype(np.int64), batch['labels'].numpy()
+    rows, labels = np.stack(rows).astype(np.int64), batch.labels.numpy()
     changed = np.where(labels >= 0, 4 + (rows - 4 + 7) % (vocab_size - 5), rows)
     assert ((changed != rows) == (labels >= 0)).all()
     return list(changed.astype(np.uint16))
@@ -49,7 +49,7 @@ def test_no_leak(attention, delta, content, resets, config, make_batch, build_ro
     make = partial(make_batch, settings, **masking)
     before = make(rows)
     after = make(change_masked_ids(rows, before, settings.vocab_size))
-    assert not torch.equal(before['labels'], after['labels'])
+    assert not torch.equal(before.labels, after.labels)
     assert_bitwise(encode(model, before), encode(model, after))
     assert_bitwise(model(before).logits, model(after).logits)
     assert model(before).loss != model(after).loss
@@ -61,7 +61,7 @@ def test_causal_decoder_sees_only_earlier_labels_and_the_encoder(delta, config, 
     settings = config(decoder={'attention': DecoderAttention.causal_cross, 'relative_position_buckets': 8})
     model, row = build_model(settings, seed=0), build_row([22, 26], 48, settings.vocab_size)
     before = make_batch(settings, [row], encoder_mask_fraction=delta)
-    hidden = sorted(set(range(48)) - set(before['visible_index'][0].tolist()))
+    hidden = sorted(set(range(48)) - set(before.visible_index[0].tolist()))
     assert len(hidden) > 2
     for position in hidden:
         other = row.copy()
@@ -84,8 +84,7 @@ def view(settings, ids, is_masked, is_fed, masked_per_row, **masking):
     collator = MaskingCollator(knobs, settings.vocab_size, 0, is_causal)
     ids = ids.astype(np.int64)[None]
     fed_ids = np.where(is_fed, settings.vocab_size - 1, ids)
-    arrays = collator._view(ids, fed_ids, is_masked[None], is_fed[None])
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return collator._view(ids, fed_ids, is_masked[None], is_fed[None])
 
 
 @pytest.mark.parametrize('attention, delta', VARIANTS)
@@ -121,7 +120,7 @@ def test_a_packed_block_is_computed_as_if_alone(attention, delta, position_ids, 
     )
 
     def logits_in_block(batch, offset):
-        index = batch['masked_index'][0]
+        index = batch.predicted_index[0]
         is_here = (index >= offset) & (index < offset + length) & (model(batch).labels[0] >= 0)
         return index[is_here] - offset, model(batch).logits[0][is_here]
 
@@ -136,11 +135,11 @@ def test_a_packed_block_is_computed_as_if_alone(attention, delta, position_ids, 
 def test_a_reset_position_does_not_see_what_the_encoder_made_of_it(resets, config, make_batch):
     settings = config()
     model, batch = build_model(settings, seed=0), make_batch(config(), encoder_mask_fraction=1.0)
-    batch['resets'] = (batch['labels'] >= 0) & resets
+    batch = batch._replace(resets=(batch.labels >= 0) & resets)
     encoded = encode(model, batch)
     noise = torch.randn(encoded.shape, generator=torch.Generator().manual_seed(0))
-    disturbed = encoded + noise * (batch['labels'] >= 0)[..., None]
-    outputs = [model.decoder(hidden, model.encoder.token_embeddings, batch) for hidden in (encoded, disturbed)]
+    disturbed = encoded + noise * (batch.labels >= 0)[..., None]
+    outputs = [model.decoder(hidden, model.encoder.token_embeddings.weight, batch) for hidden in (encoded, disturbed)]
     if resets:
         assert_bitwise(*outputs)
     else:
@@ -169,13 +168,13 @@ def test_unused_slots_change_nothing(attention, delta, config, make_batch, build
     left_over = {}
     for epoch in range(12):
         batch = make_batch(settings, [row], epoch, encoder_mask_fraction=delta, rounds_at_random=True)
-        for slots in ('masked_index', 'visible_index'):
-            if batch[slots][0, -1] == 48:
+        for slots in ('predicted_index', 'visible_index'):
+            if getattr(batch, slots)[0, -1] == 48:
                 left_over[slots] = batch
-    assert left_over.keys() == ({'masked_index'} if delta == 1 else {'masked_index', 'visible_index'})
+    assert left_over.keys() == ({'predicted_index'} if delta == 1 else {'predicted_index', 'visible_index'})
     for slots, batch in left_over.items():
-        names = ['masked_index'] if slots == 'masked_index' else ['input_ids', 'position_ids', 'visible_index']
-        trimmed = batch | {name: batch[name][:, :-1] for name in names}
+        names = ['predicted_index'] if slots == 'predicted_index' else ['input_ids', 'position_ids', 'visible_index']
+        trimmed = batch._replace(**{name: getattr(batch, name)[:, :-1] for name in names})
         whole, part = model(batch), model(trimmed)
         width = part.logits.shape[1]
         assert_close(whole.logits[:, :width], part.logits, **TOLERANCE)

@@ -1,0 +1,100 @@
+"""Softmax(Q K^T / sqrt(d_h) + bias) V as two matrix products, eager and compiled; SDPA and FlexAttention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from maelm_composer.config import AttentionBackend
+from maelm_composer.model.kernels.flex import FlexBias, attend_flex
+
+Bias = Tensor | FlexBias  # (B, 1 or H, Q, K), -inf where a query must not look; or the functions that compute it
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Bias, dropout: float, backend: AttentionBackend) -> Tensor:
+    """(B, H, Q, Dh) queries, (B, H, K, Dh) keys and values -> (B, H, Q, Dh).
+
+    Args:
+        dropout: of the attention probabilities, 0 outside training.
+        backend: ``dense`` or ``sdpa``; a :class:`FlexBias` selects FlexAttention, which has no dropout.
+    """
+    if isinstance(bias, FlexBias):
+        assert not dropout
+        if query.device.type != 'cpu':
+            return attend_flex(query, key, value, bias)
+        bias = bias.store(query, key)  # FlexAttention has no backward pass on a CPU
+    bias = bias.to(query.dtype)
+    if backend is AttentionBackend.sdpa:
+        return functional.scaled_dot_product_attention(query, key, value, bias, dropout)
+    return attend_dense(query, key, value, bias, dropout)
+
+
+def attend_dense(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """As :func:`plain_attend`."""
+    heads = query.shape[:2]
+    query, key, value, bias = (part.flatten(0, 1) for part in (query, key, value, bias.expand(*heads, -1, -1)))
+    if torch.compiler.is_compiling() and not dropout:
+        return _CompiledAttention.apply(query, key, value, bias).unflatten(0, heads)
+    # The matrix product accumulates onto the bias: no extra pass over the scores, and in bf16 one rounding, not two.
+    probabilities = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=query.shape[-1] ** -0.5).softmax(-1)
+    if dropout:
+        probabilities = functional.dropout(probabilities, dropout)
+    return torch.bmm(probabilities, value).unflatten(0, heads)
+
+
+def plain_attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """Sec. 2.1; (B, H, Q, Dh), (B, H, K, Dh), (B, H, K, Dh) and (B, 1 or H, Q, K) -> (B, H, Q, Dh)."""
+    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5 + bias
+    return functional.dropout(scores.softmax(-1), dropout) @ value
+
+
+class _CompiledAttention(torch.autograd.Function):
+    """Dense attention that the compiler turns into one pass over the scores between two matrix products.
+
+    The (Q, Dh) output is divided by the softmax's total instead of the larger (Q, K) weights, and the mean in the
+    softmax's gradient is a sum over the output too. Autograd's own backward pass needs further passes over the scores.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        scores = torch.bmm(query, key.transpose(1, 2)).float() * query.shape[-1] ** -0.5 + bias.float()
+        weights = (scores - scores.amax(-1, keepdim=True)).exp().to(value.dtype)  # probabilities times their total
+        total = weights.float().sum(-1, keepdim=True)
+        attended = (torch.bmm(weights, value).float() / total).to(value.dtype)
+        ctx.save_for_backward(query, key, value, weights, total, attended)
+        return attended
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        query, key, value, weights, total, attended = ctx.saved_tensors
+        scale = query.shape[-1] ** -0.5
+        gradient = (gradients[0].float() / total).to(value.dtype)
+        of_weights = torch.bmm(gradient, value.transpose(1, 2)).float()
+        mean = (gradient.float() * attended.float()).sum(-1, keepdim=True)  # of ``of_weights`` under the probabilities
+        of_scores = (weights.float() * (of_weights - mean)).to(value.dtype)
+        of_query = torch.bmm(of_scores, key) * scale
+        of_key = torch.bmm(of_scores.transpose(1, 2), query) * scale
+        return of_query, of_key, torch.bmm(weights.transpose(1, 2), gradient), of_scores
+
+
+def store(values: Tensor) -> Tensor:
+    """As :func:`plain_store`, but a compiled model computes the tensor once, not anew in every layer that reads it."""
+    return _Stored.apply(values) if torch.compiler.is_compiling() else values
+
+
+def plain_store(values: Tensor) -> Tensor:
+    """The same tensor."""
+    return values
+
+
+class _Stored(torch.autograd.Function):
+    """The compiler does not fuse across ``as_strided``."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.as_strided(values.shape, values.stride())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
