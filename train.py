@@ -8,17 +8,20 @@ import sys
 
 from maelm_composer.config import FinetuningConfig, PretrainingConfig
 from maelm_composer.errors import InputError, one_line_errors
+from maelm_composer.keys import print_keys
 from maelm_composer.recipe import is_finetuning, load_config, split_arguments
 from maelm_composer.stack import warn_of_untested_torch
 
 
 def main(arguments: list[str]) -> None:
     """Merge the files in their order, then the ``key=value`` pairs, and run; the same command resumes a pretraining."""
-    if {'-h', '--help'} & set(arguments):
-        print(__doc__)
-        return
-    recipes, overrides = split_arguments(arguments)
+    is_help = not {'-h', '--help'}.isdisjoint(arguments)
+    recipes, overrides = split_arguments([a for a in arguments if a not in ('-h', '--help')])
     with one_line_errors():
+        if is_help:
+            print(__doc__)
+            print_keys('finetuning' if is_finetuning(recipes, overrides) else 'pretraining')
+            return
         if not recipes:
             raise InputError('usage: composer train.py RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]')
         # The import of torch takes seconds, so an invalid recipe fails before it.

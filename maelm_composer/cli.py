@@ -53,6 +53,21 @@ def _begin(
 
 
 @app.command()
+def keys(
+    kind: Annotated[str, typer.Argument(help='corpus, pretraining, finetuning or suite.')] = 'pretraining',
+    section: Annotated[str, typer.Argument(help='Only this key and those below it, as model.decoder.')] = '',
+    markdown: Annotated[bool, typer.Option('--markdown', help='Every kind, as docs/keys.md.')] = False,
+) -> None:
+    """List the keys of a recipe with their values, defaults and meanings."""
+    from maelm_composer.keys import format_markdown, print_keys
+
+    if markdown:
+        print(format_markdown(), end='')
+    else:
+        print_keys(kind, section)
+
+
+@app.command()
 def tokenizer(recipe: Recipe) -> None:
     """Train the vocabulary of a data recipe (yamls/data/)."""
     config = load_config(CorpusConfig, *split_arguments(recipe))

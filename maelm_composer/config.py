@@ -49,20 +49,20 @@ class Sharding(Enum):
 class SourceConfig:
     """One source of documents; each kind reads only its own fields."""
 
-    kind: SourceKind = SourceKind.documentation
+    kind: SourceKind = SourceKind.documentation  # documentation: what is installed on the machine
     paths: list[str] = field(default_factory=list)  # files: globs of .txt .jsonl .parquet, plain, .gz or .zst
     text_column: str = 'text'  # files (.jsonl, .parquet) and huggingface
     dataset: str | None = None  # huggingface: hub name or local folder
-    config_name: str | None = None
-    split: str = 'train'
-    max_documents: int | None = None
+    config_name: str | None = None  # huggingface: configuration of the data set
+    split: str = 'train'  # huggingface: split of the data set
+    max_documents: int | None = None  # the first so many; null: all
     note: str | None = None  # the corpus that this source replaces
 
 
 @dataclass
 class TokenizerConfig:
     vocab_size: int = number(32_768, above=261)  # with 256 bytes and 5 special tokens
-    lowercase: bool = True
+    lowercase: bool = True  # true: the vocabulary is uncased
     max_training_bytes: int = 2_000_000_000  # UTF-8 bytes; larger corpora are sampled by document
 
 
@@ -71,7 +71,7 @@ class CorpusConfig:
     """Documents -> ``remote``/{tokenizer, train, validation, manifest.json}."""
 
     remote: str = MISSING  # local folder or s3://bucket/prefix
-    max_seq_len: int = number(512, at_least=8)
+    max_seq_len: int = number(512, at_least=8)  # N, tokens of a packed row
     validation_fraction: float = number(0.005, above=0, below=1)  # share of the documents, chosen by hash
     documents_per_task: int = 10_000  # of a Ray task, which is repeated as a whole after a crash
     sources: list[SourceConfig] = field(default_factory=lambda: [SourceConfig()])
@@ -88,79 +88,82 @@ class DataConfig:
 
 @dataclass
 class MaskingConfig:
-    mlm_probability: float = number(0.15, above=0, below=1)
+    mlm_probability: float = number(0.15, above=0, below=1)  # share of the positions that are masked
     encoder_mask_fraction: float = number(0.0, at_least=0, at_most=1)  # δ: share of [MASK]s in the encoder
-    encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token
-    decoder_resets_masks: bool = False
-    position_ids: PositionIds = PositionIds.aligned
-    masks_special_tokens: bool = False  # authors: true
+    encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token  # at a masked position in the encoder
+    decoder_resets_masks: bool = False  # true: e_[MASK] in place of the encoder's output at such a position
+    position_ids: PositionIds = PositionIds.aligned  # consecutive: renumbered (Table 2)
+    masks_special_tokens: bool = False  # true: [CLS] and [SEP] are masked like other tokens, as by the authors
     rounds_at_random: bool = False  # authors: true, floor(0.15 N + U[0, 1)) positions
 
 
 @dataclass
 class DecoderConfig:
-    num_hidden_layers: int = 4
-    hidden_size: int = 768
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    attention: DecoderAttention = DecoderAttention.bidirectional
-    relative_position_buckets: int = number(0, at_least=0)
-    hidden_dropout_prob: float = number(0.0, at_least=0, below=1)
-    attention_probs_dropout_prob: float = number(0.0, at_least=0, below=1)
+    num_hidden_layers: int = 4  # layers
+    hidden_size: int = 768  # width; unlike the encoder's: with projections between
+    num_attention_heads: int = 12  # heads; they divide the width
+    intermediate_size: int = 3072  # width of the feed-forward network
+    attention: DecoderAttention = DecoderAttention.bidirectional  # what the decoder's layers attend to (Table 2)
+    relative_position_buckets: int = number(0, at_least=0)  # 0: no relative positions
+    hidden_dropout_prob: float = number(0.0, at_least=0, below=1)  # dropout of hidden states
+    attention_probs_dropout_prob: float = number(0.0, at_least=0, below=1)  # dropout of attention probabilities
 
 
 @dataclass
 class ModelConfig:
     vocab_size: int = number(32_768, above=5)  # with the 5 special tokens
-    max_seq_len: int = 512
-    num_hidden_layers: int = 12
-    hidden_size: int = 768
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    hidden_dropout_prob: float = number(0.1, at_least=0, below=1)
-    attention_probs_dropout_prob: float = number(0.1, at_least=0, below=1)
-    layer_norm_eps: float = 1e-5
-    initializer_range: float = 0.02
+    max_seq_len: int = 512  # N, tokens of a row: that of the shards
+    num_hidden_layers: int = 12  # layers of the encoder
+    hidden_size: int = 768  # width of the encoder
+    num_attention_heads: int = 12  # heads; they divide the width
+    intermediate_size: int = 3072  # width of the feed-forward network
+    hidden_dropout_prob: float = number(0.1, at_least=0, below=1)  # dropout of hidden states
+    attention_probs_dropout_prob: float = number(0.1, at_least=0, below=1)  # dropout of attention probabilities
+    layer_norm_eps: float = 1e-5  # ε of every LayerNorm
+    initializer_range: float = 0.02  # standard deviation of the initial weights
     relative_position_buckets: int = number(32, at_least=0)  # 0: no relative positions
-    relative_position_max_distance: int = 128
-    relative_position_function: RelativePositionFunction = RelativePositionFunction.t5
-    relative_position_init: RelativePositionInit = RelativePositionInit.normal
-    head_bias_init: HeadBiasInit = HeadBiasInit.zeros
+    relative_position_max_distance: int = 128  # tokens; farther ones share the last bucket
+    relative_position_function: RelativePositionFunction = RelativePositionFunction.t5  # which buckets
+    relative_position_init: RelativePositionInit = RelativePositionInit.normal  # local: near tokens first
+    head_bias_init: HeadBiasInit = HeadBiasInit.zeros  # unigram: log frequencies of the training tokens
     decoder: DecoderConfig | None = field(default_factory=DecoderConfig)  # null: plain MLM
 
 
 @dataclass
 class OptimizerConfig:
-    learning_rate: float = 5e-4
-    warmup_samples: int = number(20_480_000, at_least=0)
-    adam_beta1: float = number(0.9, above=0, below=1)
-    adam_beta2: float = number(0.98, above=0, below=1)
-    adam_eps: float = 1e-6
-    weight_decay: float = number(0.01, at_least=0)
-    clip_norm: float = number(2.0, at_least=0)
+    learning_rate: float = 5e-4  # its peak, after the warm-up
+    warmup_samples: int = number(20_480_000, at_least=0)  # rows of linear warm-up; linear decay to 0 follows
+    adam_beta1: float = number(0.9, above=0, below=1)  # decay of the first moment
+    adam_beta2: float = number(0.98, above=0, below=1)  # decay of the second moment
+    adam_eps: float = 1e-6  # ε of AdamW
+    weight_decay: float = number(0.01, at_least=0)  # of AdamW, on every parameter
+    clip_norm: float = number(2.0, at_least=0)  # norm to which gradients are clipped; 0: no clipping
 
 
 @dataclass
 class TrainingConfig:
-    max_samples: int = 256_000_000
+    max_samples: int = 256_000_000  # rows to train on, over all epochs
     global_train_batch_size: int = 2048  # rows per optimizer step, over all ranks
     device_train_microbatch_size: int | None = None  # rows per forward pass; null: all rows of a rank
-    precision: Precision = Precision.bf16
-    compile: bool = True
+    precision: Precision = Precision.bf16  # auto: the faster of bf16 and fp32 on the device
+    compile: bool = True  # torch.compile
     attention: AttentionBackend = AttentionBackend.auto  # the start screen and the record show the choice
-    sharding: Sharding = Sharding.ddp
-    eval_interval_samples: int = 20_480_000
-    eval_rows: int = 8192
-    checkpoint_interval_samples: int = 20_480_000
+    sharding: Sharding = Sharding.ddp  # of gradients and optimizer states, or of the weights too, over the ranks
+    eval_interval_samples: int = 20_480_000  # rows between validations
+    eval_rows: int = 8192  # rows of a validation
+    checkpoint_interval_samples: int = 20_480_000  # rows between checkpoints
     checkpoints_to_keep: int = number(-1, at_least=1, or_else=-1)  # -1: all, as time-to-accuracy curves need them
     loggers: list[Logger] = field(default_factory=list)  # in addition to metrics.csv
 
 
 @dataclass
 class PretrainingConfig:
+    """Shards -> checkpoints in ``save_folder``."""
+
     run_name: str = MISSING  # default: the recipe's file names, joined
     save_folder: str = MISSING  # default: runs/<run_name>; local folder or s3://bucket/prefix
-    seed: int = number(17, at_least=0, below=2**31)  # Composer adds the rank
+    # Composer adds the rank to it.
+    seed: int = number(17, at_least=0, below=2**31)  # of initial weights, order of the rows, masks and dropout
     data: DataConfig = field(default_factory=DataConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -170,7 +173,7 @@ class PretrainingConfig:
 
 @dataclass
 class TaskDataConfig:
-    source: TaskSource = TaskSource.huggingface
+    source: TaskSource = TaskSource.huggingface  # demo: made from documentation
     folder: str | None = None  # files: holds glue/<task>/*.parquet and squad_v2/*.parquet
     max_train_examples: int | None = None  # a sample, equal for all models and seeds; null: all
     max_train_examples_of: dict[str, int] = field(default_factory=dict)  # by task, overrides the number for all
@@ -184,8 +187,8 @@ class SpanConfig:
     """SQuAD 2.0 (Table 6; docs/deviations.md lists the choices that the paper leaves open)."""
 
     doc_stride: int = 128  # tokens between the starts of two windows of a long passage
-    max_query_length: int = 64
-    n_best: int = 20
+    max_query_length: int = 64  # tokens of a question; longer ones are cut
+    n_best: int = 20  # starts and ends that are combined to answers
     max_answer_length: int = 30  # tokens
 
 
@@ -193,21 +196,21 @@ class SpanConfig:
 class SearchSpace:
     """The values of a grid search (Tables 5 and 6)."""
 
-    learning_rate: list[float] = field(default_factory=list)
-    batch_size: list[int] = field(default_factory=list)
-    max_epochs: list[int] = field(default_factory=list)
-    warmup_proportion: list[float] = field(default_factory=list, metadata={'at_least': 0, 'below': 1})
+    learning_rate: list[float] = field(default_factory=list)  # values to try; empty: the recipe's own
+    batch_size: list[int] = field(default_factory=list)  # values to try; empty: the recipe's own
+    max_epochs: list[int] = field(default_factory=list)  # values to try; empty: the recipe's own
+    warmup_proportion: list[float] = field(default_factory=list, metadata={'at_least': 0, 'below': 1})  # as above
 
 
 @dataclass
 class SweepConfig:
-    tasks: list[str] = field(default_factory=list)  # empty: the recipe's task
+    tasks: list[str] = field(default_factory=list)  # names of the tasks; `task` in its place sweeps over one
     search: dict[str, SearchSpace] = field(default_factory=dict)  # by task, or by group: glue_small, glue_large, squad2
-    selection: SelectionProtocol = SelectionProtocol.grid_on_one_seed
+    selection: SelectionProtocol = SelectionProtocol.grid_on_one_seed  # then the best point on all seeds
     seeds: list[int] = field(  # the grid runs on the first
         default_factory=lambda: [1, 2, 3, 4, 5], metadata={'at_least': 0}
     )
-    cpus_per_run: float = 1.0
+    cpus_per_run: float = 1.0  # cores that Ray reserves for a run
     gpus_per_run: float = number(0.25, at_least=0)  # several small runs share a GPU; 0: CPU only; ignored without GPUs
     max_retries: int = number(2, at_least=0)  # of a run whose worker died; a run that raised an error is not repeated
 
@@ -216,25 +219,25 @@ class SweepConfig:
 class FinetuningConfig:
     """One fine-tuning run on one task; ``sweep`` lists the runs of ``maelm sweep``."""
 
-    task: str | None = None
+    task: str | None = None  # name of the task; null in a recipe of a sweep
     checkpoint: str = MISSING  # run folder or checkpoint, local or s3://, or folder or name of a Hugging Face encoder
     save_folder: str = 'finetuned'  # of one JSON record and one file of predictions per run
     implementation: Implementation = Implementation.auto  # of a Hugging Face encoder; auto: ours if equivalent
     seed: int = number(1, at_least=0)  # of the head's initial weights, the order of the examples and dropout
-    learning_rate: float = 3e-5
-    batch_size: int = 32
-    max_epochs: int = 3
-    warmup_proportion: float = number(0.06, at_least=0, below=1)
-    adam_beta1: float = number(0.9, above=0, below=1)
-    adam_beta2: float = number(0.98, above=0, below=1)
-    adam_eps: float = 1e-6
-    weight_decay: float = number(0.01, at_least=0)
-    clip_norm: float = number(0.0, at_least=0)
-    dropout: float = number(0.1, at_least=0, below=1)
+    learning_rate: float = 3e-5  # its peak, after the warm-up
+    batch_size: int = 32  # rows of a step
+    max_epochs: int = 3  # epochs
+    warmup_proportion: float = number(0.06, at_least=0, below=1)  # share of the steps; linear decay to 0 follows
+    adam_beta1: float = number(0.9, above=0, below=1)  # decay of the first moment
+    adam_beta2: float = number(0.98, above=0, below=1)  # decay of the second moment
+    adam_eps: float = 1e-6  # ε of AdamW
+    weight_decay: float = number(0.01, at_least=0)  # of AdamW, on every parameter
+    clip_norm: float = number(0.0, at_least=0)  # norm to which gradients are clipped; 0: no clipping
+    dropout: float = number(0.1, at_least=0, below=1)  # of the encoder and the head
     max_seq_len: int = number(512, at_least=16)  # at most the checkpoint's own
     evaluation: EvaluationProtocol = EvaluationProtocol.final  # half_epochs: the best of two evaluations per epoch
-    precision: Precision = Precision.bf16
-    saves_model: bool = False
+    precision: Precision = Precision.bf16  # auto: the faster of bf16 and fp32 on the device
+    saves_model: bool = False  # true: the best weights are saved, for export
     measures_rank: bool = False  # effective rank of the last layer before the first epoch and after each
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     span: SpanConfig = field(default_factory=SpanConfig)

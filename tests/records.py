@@ -14,9 +14,9 @@ PROVENANCE = {
 }
 
 
-def make_pretraining(run_name: str, **changes: object) -> dict:
+def make_running(run_name: str) -> dict:
     return {
-        'status': 'finished',
+        'status': 'running',
         'run_name': run_name,
         'provenance': PROVENANCE | {'recipe_hash': f'recipe-of-{run_name}'},
         'identity': {'seed': 17, CONTENT_HASH: 'pretraining-data', 'training.precision': 'fp32'},
@@ -25,6 +25,12 @@ def make_pretraining(run_name: str, **changes: object) -> dict:
         'attention': {'encoder': 'sdpa'},
         'tokenizer_hash': 'tokenizer',
         'flops': 4_000_000_000_000_000,
+    }
+
+
+def make_pretraining(run_name: str, **changes: object) -> dict:
+    return make_running(run_name) | {
+        'status': 'finished',
         'samples': 400,
         'batches': 25,
         'tokens': 400 * 64,

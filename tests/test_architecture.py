@@ -28,6 +28,7 @@ STAGES = [
         'cluster',
         'device',
         'console',
+        'keys',
         'precision',
         'stack',
     },

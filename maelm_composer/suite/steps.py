@@ -101,6 +101,7 @@ class Suite:
         own = {
             'checkpoint': self.run_folder(model) / name_checkpoint(samples),
             'save_folder': self.finetuning_folder,
+            'task': 'null',
             'sweep.tasks': f'[{",".join(tasks)}]',
             'measures_rank': model.overlays in measured,  # for every artefact alike, so that they share records
         }

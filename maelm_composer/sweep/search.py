@@ -43,7 +43,7 @@ class SweepResult:
 
 
 def list_tasks(config: FinetuningConfig) -> list[Task]:
-    """The tasks to sweep over: ``sweep.tasks``, or the recipe's own.
+    """The tasks to sweep over: ``task`` alone if it is set, else ``sweep.tasks``.
 
     Raises:
         InputError: none is named, or one is unknown.
@@ -51,7 +51,7 @@ def list_tasks(config: FinetuningConfig) -> list[Task]:
     check_names(config)
     if not config.sweep.tasks and config.task is None:
         raise InputError('nothing to sweep over: give sweep.tasks or task in the recipe')
-    names: list[str | None] = [*config.sweep.tasks] or [config.task]
+    names = config.sweep.tasks if config.task is None else [config.task]
     return [find_task(name) for name in dict.fromkeys(names)]
 
 

@@ -9,13 +9,14 @@ import pytest
 from scipy import stats
 
 from maelm_composer.errors import InputError
-from maelm_composer.records import pack_numbers
+from maelm_composer.records import FinetuningRecord, load_folder, pack_numbers, parse_finetuning
 from maelm_composer.reporting.artefacts import MAE_LM
 from maelm_composer.reporting.estimate import Estimate, Term, estimate, slope_weights
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.verdicts import judge_claim
 from maelm_composer.sweep.search import SweepResult, TaskResult
 from maelm_composer.tasks.catalogue import find_task
+from tests.records import make_running
 
 
 def build(archive):
@@ -110,14 +111,14 @@ def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
     made = archive('small')
     made.add_run('small')
     tasks = ('mnli', 'qqp', 'qnli', 'sst2', 'cola', 'rte', 'mrpc', 'stsb')
-    results = []
     for task, score in zip(tasks, (0.80, 0.88, 0.72, 0.64, 0.16, 0.56, 0.72, 0.24), strict=True):
-        scores = [{'score': score + shift} for shift in (-0.3, 0.0, 0.1)]
-        results.append(TaskResult(find_task(task), None, scores, scores, 3))
         for seed, shift in enumerate((-0.3, 0.0, 0.1), start=1):
             made.add_score('small', task, seed, score + shift)
     # (80 + 88 + 72 + 64 + 16 + 56 + 72 + 24) / 8
     assert build(made)['table1', 'MAE-LM', 'glue_avg', None].value == pytest.approx(59)
+    records = load_folder(made.records / 'finetuning', parse_finetuning)
+    of_tasks = [[r for r in records if isinstance(r, FinetuningRecord) and r.task == task] for task in tasks]
+    results = [TaskResult(find_task(task), None, r, r, 3) for task, r in zip(tasks, of_tasks, strict=True)]
     assert SweepResult(results, []).average == pytest.approx(0.59)  # a sweep prints the same average
 
 
@@ -281,7 +282,7 @@ def test_what_is_missing_is_empty_and_says_why(archive):
     made.add_run('small')
     made.add_score('small', 'rte', 1, 0.6)
     made.add_score('small', 'qqp', 1, 0.0, status='failed', error='loss is nan')
-    made.add_run('small-misaligned', status='running')
+    made.write('pretraining', 'small-misaligned', make_running('small-misaligned'))
     rows = build(made)
     assert rows['table1', 'RoBERTa', 'rte', None].note == 'no finished pretraining run small-roberta'
     assert rows['table1', 'MAE-LM', 'qnli', None].note == 'qnli of small is not recorded'
@@ -322,7 +323,7 @@ def test_provenance_stands_in_every_row(full):
         assert (trace.git_revision, trace.tokenizer_hash) == ('abc123', 'tokenizer'), row
         assert 'recipe-of-small' in trace.recipe_hash
         assert 'pretraining 17' in trace.seeds
-        assert trace.hardware == 'Test <CPU> × 2 cores'
+        assert trace.hardware == 'CPU, 2 threads, Test <CPU> × 2 cores'
         assert trace.training_seconds > 0
         assert trace.device_hours > 0
 

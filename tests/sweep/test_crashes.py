@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_sweep import count_finished, find_workers, outcomes, start, wait_for  # noqa: F401
+from .test_run import count_finished, find_workers, outcomes, start, wait_for  # noqa: F401
 
 FOLDER = os.environ.get('MAELM_DATA')
 RUNS = 4 * (2 * 2 * 2 + 4)

@@ -93,6 +93,8 @@ def test_what_cannot_be_planned_is_said():
     with pytest.raises(InputError, match=r'unknown task mrcp; did you mean mrpc\?'):
         list_tasks(config)
     del config.sweep.search['mrcp']
+    config.task = 'cola'  # in place of the recipe's list
+    assert [task.name for task in list_tasks(config)] == ['cola']
     config.data.max_train_examples_of['mnly'] = 10
     with pytest.raises(InputError, match=r'unknown task mnly; did you mean mnli\?'):
         list_tasks(config)

@@ -1,0 +1,119 @@
+"""The keys of a recipe as a table: name, type, default, range and one line of explanation, read from config.py."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, get_args, get_origin, get_type_hints
+
+from maelm_composer.config import MISSING, CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig
+from maelm_composer.console import begin_table, open_console
+from maelm_composer.errors import InputError
+
+KINDS = {'corpus': CorpusConfig, 'pretraining': PretrainingConfig, 'finetuning': FinetuningConfig, 'suite': SuiteConfig}
+SIGNS = {'above': '> ', 'at_least': '≥ ', 'below': '< ', 'at_most': '≤ ', 'or_else': 'or '}
+FIELD = re.compile(r'^ {4}(\w+): [^#]*?(?:  # (.*))?$', re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key; ``name`` is dotted, with ``[]`` for an item of a list and ``<task>`` for a name of one's own."""
+
+    name: str
+    values: str  # its type, the choices of an Enum, the range of a number
+    default: str
+    meaning: str
+
+
+def list_keys(kind: str, section: str = '') -> list[Key]:
+    """The keys of a kind of recipe, in their order in the source.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        section: only this key and those below it.
+
+    Raises:
+        InputError: an unknown kind, or a section that has no key.
+    """
+    if kind not in KINDS:
+        raise InputError(f'unknown kind of recipe {kind}: one of {", ".join(KINDS)}')
+    found = [key for key in _walk(KINDS[kind], '') if not section or f'{key.name}.'.startswith(f'{section}.')]
+    if not found:
+        raise InputError(f'a {kind} recipe has no key {section}: `maelm keys {kind}` lists them all')
+    return found
+
+
+def print_keys(kind: str, section: str = '') -> None:
+    """Print the table of :func:`list_keys`."""
+    table = begin_table('key', 'values', 'default', '')
+    for key in list_keys(kind, section):
+        table.add_row(key.name, key.values, key.default, key.meaning)
+    open_console().print(table)
+
+
+def format_markdown() -> str:
+    """Every key of every kind of recipe, as docs/keys.md."""
+    lines = ['# Keys', '', 'Made from `maelm_composer/config.py` by `maelm keys --markdown`. `null` is no value.']
+    for kind, root in KINDS.items():
+        lines += ['', f'## {kind}', '', str(inspect.getdoc(root)).replace('``', '`').split('\n\n')[0], '']
+        lines += ['| key | values | default | |', '|---|---|---|---|']
+        for key in list_keys(kind):
+            cells = (f'`{key.name}`', key.values, key.default and f'`{key.default}`', key.meaning)
+            lines.append(f'| {" | ".join(cell.replace("|", "¦") for cell in cells)} |')
+    return '\n'.join(lines) + '\n'
+
+
+def _walk(root: type, prefix: str) -> Iterator[Key]:
+    meanings = dict(FIELD.findall(inspect.getsource(root)))
+    types = get_type_hints(root)
+    for field in dataclasses.fields(root):
+        name = prefix + field.name
+        nested, suffix = _find_section(types[field.name])
+        if nested is not None:
+            yield from _walk(nested, f'{name}{suffix}.')
+            continue
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        values = _describe_type(types[field.name], field.metadata)
+        yield Key(name, values, _format_default(default), meanings.get(field.name, ''))
+
+
+def _find_section(annotation: Any) -> tuple[type | None, str]:
+    """The dataclass that holds the keys below a key, and what stands between their names; None for a plain value."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    suffix = {list: '[]', dict: '.<name>'}.get(origin, '') if origin is not None else ''
+    for candidate in (annotation, *arguments):
+        if dataclasses.is_dataclass(candidate):
+            assert isinstance(candidate, type)
+            return candidate, suffix
+    return None, ''
+
+
+def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return ', '.join(annotation.__members__)
+    if origin is list:
+        return f'list of {_describe_type(arguments[0], limits)}'
+    if origin is dict:
+        return f'by name: {_describe_type(arguments[1], limits)}'
+    if type(None) in arguments:
+        (inner,) = (argument for argument in arguments if argument is not type(None))
+        return f'{_describe_type(inner, limits)}, or null'
+    name = {str: 'text', bool: 'true, false', int: 'integer', float: 'number'}[annotation]
+    if annotation in (int, float):
+        limits = limits or {'above': 0}
+        name += ' ' + ', '.join(f'{SIGNS[limit]}{value:,}' for limit, value in limits.items())
+    return name
+
+
+def _format_default(default: Any) -> str:
+    if default == MISSING:
+        return ''
+    if isinstance(default, Enum):
+        return default.name
+    if isinstance(default, bool) or default is None:
+        return {True: 'true', False: 'false', None: 'null'}[default]
+    if isinstance(default, Sequence) and not isinstance(default, str):
+        return f'[{", ".join(map(str, default))}]'
+    return str(default)
