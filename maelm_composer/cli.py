@@ -168,6 +168,21 @@ def export(
 
 
 @app.command()
+def predict(
+    model: Annotated[str, typer.Argument(help='Folder of a fine-tuned model (saves_model=true), local or s3://.')],
+    rows: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file with the task's text columns.")],
+    predictions: Annotated[Path, typer.Argument(help='Target: .jsonl, .tsv (GLUE submission), .json (SQuAD 2.0).')],
+    precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
+    threshold: Annotated[float, typer.Option(help='SQuAD 2.0: null score difference of an answered question.')] = 0.0,
+) -> None:
+    """Predict the rows of a file with a fine-tuned model."""
+    from maelm_composer.finetuning.predict import predict_file
+
+    count = predict_file(model, rows, predictions, _choose(Precision, precision), threshold)
+    print(f'{count:,} predictions: {predictions}')
+
+
+@app.command()
 def rank(
     checkpoint: Checkpoint,
     data: Annotated[str | None, typer.Option(help='Folder of shards; default: those of the pretraining.')] = None,

@@ -3,7 +3,7 @@
 ::
 
     model.safetensors   encoder.* and head.*
-    finetuned.json      config (of the encoder), task, kind, label_names, checkpoint (what it was fine-tuned from)
+    finetuned.json      config (of the encoder), task, kind, label_names, max_seq_len, span, checkpoint (its origin)
     tokenizer/
 """
 
@@ -17,13 +17,16 @@ from torch import Tensor
 
 from maelm_composer.checkpoints.names import FINETUNED, TOKENIZER, WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained
+from maelm_composer.config import SpanConfig
 from maelm_composer.data.tokenizer import write_tokenizer
 from maelm_composer.files import apply_umask, write_json
 from maelm_composer.recipe import to_plain
-from maelm_composer.tasks.catalogue import Task
+from maelm_composer.tasks.catalogue import SPAN, Task
 
 
-def save_model(folder: Path, weights: dict[str, Tensor], pretrained: Pretrained, task: Task) -> None:
+def save_model(
+    folder: Path, weights: dict[str, Tensor], pretrained: Pretrained, task: Task, max_seq_len: int, span: SpanConfig
+) -> None:
     """Write ``folder``, whole or not at all, in place of one that exists."""
     staged = folder.with_name(f'.{folder.name}.{os.getpid()}')
     description = {
@@ -31,6 +34,8 @@ def save_model(folder: Path, weights: dict[str, Tensor], pretrained: Pretrained,
         'task': task.name,
         'kind': task.kind,
         'label_names': list(task.label_names),
+        'max_seq_len': max_seq_len,
+        'span': asdict(span) if task.kind == SPAN else {},
         'checkpoint': asdict(pretrained.identity),
     }
     write_json(staged / FINETUNED, description)

@@ -99,7 +99,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
 
     assert best.result is not None
     if config.saves_model:
-        save_model(folder / key, best.weights, pretrained, task)
+        save_model(folder / key, best.weights, pretrained, task, max_seq_len, span)
     protocol = describe_protocol(config) | {'max_seq_len': max_seq_len}
     if task.kind == SPAN:
         protocol['span'] = dataclasses.asdict(span)

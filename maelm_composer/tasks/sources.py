@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow
+import pyarrow.csv
+import pyarrow.json
 import pyarrow.parquet
 
 from maelm_composer.config import TaskDataConfig, TaskSource
@@ -154,6 +156,33 @@ def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
     labels = _as_labels(task, _take_column(table, 'label', where, *NUMBERS), where)
     numbers = table.column('idx').to_pylist() if 'idx' in table.column_names else range(table.num_rows)
     return [TextExample(str(i), tuple(row), label) for i, label, *row in zip(numbers, labels, *texts, strict=True)]
+
+
+def read_unlabelled(task: Task, path: Path) -> list[Any]:
+    """The rows of a .parquet, .csv or .jsonl file as examples without an answer: label 0, or an empty list.
+
+    Raises:
+        InputError: the file is not there or not readable, has no rows, or lacks a text column of the task.
+    """
+    readers = {'.parquet': pyarrow.parquet.read_table, '.csv': pyarrow.csv.read_csv, '.jsonl': pyarrow.json.read_json}
+    if path.suffix not in readers:
+        raise InputError(f'{path}: rows are read from {", ".join(readers)} files')
+    try:
+        table = readers[path.suffix](path)
+    except FileNotFoundError:
+        raise InputError(f'{path} does not exist') from None
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f'{path}: not a readable {path.suffix} file ({error})') from None
+    if table.num_rows == 0:
+        raise InputError(f'{path}: holds no rows')
+    texts = [_take_column(table, name, str(path), *TEXT).to_pylist() for name in task.text_columns]
+    key = 'id' if task.kind == SPAN else 'idx'
+    ids = table.column(key).to_pylist() if key in table.column_names else range(table.num_rows)
+    if task.kind == SPAN:
+        return [
+            SpanExample(str(i), question, context, (), ()) for i, question, context in zip(ids, *texts, strict=True)
+        ]
+    return [TextExample(str(i), tuple(row), 0) for i, *row in zip(ids, *texts, strict=True)]
 
 
 def _take_column(
