@@ -20,7 +20,7 @@ from transformers import (
 from maelm_composer.checkpoints.export import export
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.checkpoints.saved_model import save_model
-from maelm_composer.config import RelativePositionFunction
+from maelm_composer.config import RelativePositionFunction, SpanConfig
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.batching import Batch
 from maelm_composer.finetuning.model import FinetuningModel
@@ -28,7 +28,7 @@ from maelm_composer.model.maelm import build_model
 from maelm_composer.records import CONTENT_HASH
 from maelm_composer.tasks.catalogue import TASKS
 from tests.records import make_finetuning
-from tests.tiny import CHECKPOINT, MODEL, SAMPLES, write_run, write_tokenizer
+from tests.tiny import CHECKPOINT, MODEL, SAMPLES, N, write_run, write_tokenizer
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 V, N = 300, 260
@@ -137,7 +137,7 @@ def fine_tune(run, task_name, tmp_path):
     model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, dropout=0.1, seed=1).eval()
     folder = tmp_path / 'finetuned' / f'{task_name}-0'
     folder.parent.mkdir()
-    save_model(folder, model.state_dict(), pretrained, task)
+    save_model(folder, model.state_dict(), pretrained, task, N, SpanConfig())
     folder.with_name(f'{folder.name}.json').write_text(
         json.dumps(make_finetuning(task_name, metrics={'accuracy': 0.75}))
     )
