@@ -28,7 +28,7 @@ from maelm_composer.model.maelm import build_model
 from maelm_composer.records import CONTENT_HASH
 from maelm_composer.tasks.catalogue import TASKS
 from tests.records import make_finetuning
-from tests.tiny import CHECKPOINT, MODEL, SAMPLES, N, write_run, write_tokenizer
+from tests.tiny import CHECKPOINT, MODEL, SAMPLES, write_run, write_tokenizer
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 V, N = 300, 260
