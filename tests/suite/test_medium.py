@@ -214,7 +214,9 @@ def test_a_suite_in_parts_that_are_killed_ends_with_the_same_records(tmp_path):
     ]
     command, own = [SCRIPT, 'suite'], describe(cut, **environment, PART_SECONDS='3000')
     for number, is_time in stops:
-        process = subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert process.stdout is not None
+        next(line for line in process.stdout if 'suite: begun' in line)
         while not is_time():
             assert process.poll() is None, 'the suite ended before it was to be stopped'
             time.sleep(0.05)
