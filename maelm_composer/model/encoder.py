@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from maelm_composer.config import AttentionBackend, ModelConfig
+from maelm_composer.model.attention import Bias
 from maelm_composer.model.attention_bias import build_self_attention_bias
-from maelm_composer.model.kernels.attention import Bias
 from maelm_composer.model.kernels.embedding import embed
 from maelm_composer.model.layer import Layer
 from maelm_composer.model.relative_position import RelativePositionBias

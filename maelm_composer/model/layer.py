@@ -3,8 +3,7 @@
 from torch import Tensor, nn
 
 from maelm_composer.config import DecoderConfig, ModelConfig
-from maelm_composer.model.attention import Attention
-from maelm_composer.model.kernels.attention import Bias
+from maelm_composer.model.attention import Attention, Bias
 
 
 class Layer(nn.Module):
