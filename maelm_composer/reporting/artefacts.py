@@ -29,10 +29,14 @@ class Model:
     published: tuple[str, ...] = ()  # candidate rows of results/paper; the first that exists counts; empty: the label
     seed: int | None = None  # pretraining seed; None: the recipe's own, and in a report every recorded seed
 
+    @property
+    def overlay_names(self) -> list[str]:
+        return [PurePosixPath(path).stem for path in self.overlays]
+
     def run_name(self, scale: str) -> str:
         """The name that :func:`maelm_composer.recipe.load_config` gives the run, followed by ``seed`` if set."""
         seed = [] if self.seed is None else [f's{self.seed}']
-        return '-'.join([scale, *(PurePosixPath(path).stem for path in self.overlays), *seed])
+        return '-'.join([scale, *self.overlay_names, *seed])
 
 
 @dataclass(frozen=True)

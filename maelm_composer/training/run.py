@@ -43,14 +43,7 @@ from maelm_composer.training.plan import Plan, count_training_flops
 from maelm_composer.training.ranks import DIST_TIMEOUT_SECONDS, raise_on_all_ranks, start_rank
 from maelm_composer.training.resume import ResumePoint, find_resume_point
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.run_record import (
-    assert_same_run,
-    begin_record,
-    find_begun_precision,
-    finish_record,
-    identify,
-    read_record,
-)
+from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify, read_record
 from maelm_composer.training.sharding import GradientAverage, build_parallelism
 from maelm_composer.training.signals import end_with_launcher
 
@@ -98,7 +91,7 @@ class _Run:
                 locks.enter_context(lock_folder(self.folder.local, 'run'))
                 self.folder.assert_writable()
                 self.record = read_record(self.folder)
-                begun = find_begun_precision(self.record)
+                begun = self.record.training_precision if self.record else None
                 choices = [choose(config.training.precision, 'training.precision', begun)]
         dist.broadcast_object_list(choices, src=0)  # machines may measure different speeds
         (self.precision,) = choices

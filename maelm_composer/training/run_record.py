@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from maelm_composer.checkpoints.names import RECIPE, RECORD, TOKENIZER
-from maelm_composer.config import Precision, PretrainingConfig
+from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.provenance import collect_provenance
@@ -50,11 +50,6 @@ def read_record(folder: 'RunFolder') -> Pretraining | None:
     """
     text = folder.read(RECORD)
     return None if text is None else parse_pretraining(text, f'{folder.uri}/{RECORD}')
-
-
-def find_begun_precision(record: Pretraining | None) -> Precision | None:
-    """The training precision of a run that has begun; None without a ``record``."""
-    return None if record is None else record.training_precision
 
 
 def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: dict[str, Any]) -> None:
