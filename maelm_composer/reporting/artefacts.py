@@ -222,9 +222,9 @@ GLUE_AVERAGE = Column(
 )
 DEMO_AVERAGE = Column('demo_avg', 'demo AVG (not GLUE)', parts=DEMO_COLUMNS)
 QUICK_AVERAGE = Column('quick_avg', 'mean of ' + ', '.join(c.label for c in QUICK_COLUMNS), parts=QUICK_COLUMNS)
+AVERAGES = (GLUE_AVERAGE, DEMO_AVERAGE, QUICK_AVERAGE)
 _LABELS = {
-    **{c.name: c.label for c in (*GLUE_COLUMNS, *SQUAD_COLUMNS, *DEMO_COLUMNS, *DEMO_SPAN_COLUMNS)},
-    **{c.name: c.label for c in (GLUE_AVERAGE, DEMO_AVERAGE, QUICK_AVERAGE)},
+    **{c.name: c.label for c in (*GLUE_COLUMNS, *SQUAD_COLUMNS, *DEMO_COLUMNS, *DEMO_SPAN_COLUMNS, *AVERAGES)},
     'rank_real': 'rank, input without [MASK]',
     'rank_with_masks': 'rank, input with [MASK]',
     'rank_masks': 'rank of the [MASK] rows',
