@@ -77,6 +77,6 @@ def _hide_path(checkpoint: EncoderIdentity) -> EncoderIdentity:
 
 
 def _remove(folder: Path, parse: Parser[AnyRecord], is_stale: Callable[[AnyRecord], bool]) -> None:
-    for path in folder.glob('*.json'):
-        if is_stale(load_record(path, parse)):
-            path.unlink()
+    stale = [path for path in folder.glob('*.json') if is_stale(load_record(path, parse))]
+    for path in stale:  # after all files have been read, as one that is no record raises
+        path.unlink()
