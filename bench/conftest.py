@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from maelm_composer.cluster import start_ray
+from maelm_composer.cluster import connect_ray
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, Artefact, artefacts_of, find_artefact
@@ -97,15 +97,12 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
         artefacts, estimated = list_artefacts(request.session), 0.0
         with contextlib.suppress(InputError):  # a GPU of unknown peak: the runs go on without an estimate
             estimated = sum_seconds(plan_suite(suite, artefacts, describe_device()))
-        start, started_ray = time.monotonic(), start_ray()
-        before = signal.signal(signal.SIGTERM, _stop)  # during a pretraining run its own answer counts
-        request.session.stash[MADE] = []
-        yield suite
-        signal.signal(signal.SIGTERM, before)
-        if started_ray:
-            import ray
-
-            ray.shutdown()
+        start = time.monotonic()
+        with connect_ray():
+            before = signal.signal(signal.SIGTERM, _stop)  # during a pretraining run its own answer counts
+            request.session.stash[MADE] = []
+            yield suite
+            signal.signal(signal.SIGTERM, before)
     if estimated and request.session.stash[MADE] == list_artefacts(request.session):
         took = time.monotonic() - start
         request.config.stash[ACCURACY] = f'scale {suite.scale}: {describe_accuracy(estimated, took)}'

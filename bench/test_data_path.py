@@ -18,14 +18,13 @@ from pathlib import Path
 
 import boto3
 import pytest
-import ray
 import torch
 from moto.server import ThreadedMotoServer
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bench.contenders import DEVICE, TIMED_STEPS, Shape, make_ours, make_recipe, time_steps
-from maelm_composer.cluster import start_ray
+from maelm_composer.cluster import connect_ray
 from maelm_composer.config import CorpusConfig, Precision, PretrainingConfig, SourceConfig, SourceKind, TokenizerConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import iterate_documents
@@ -65,9 +64,8 @@ def make_corpus(remote: Path, length: int) -> CorpusConfig:
 
 @pytest.fixture(scope='module')
 def ray_here() -> Iterator[None]:
-    start_ray()
-    yield
-    ray.shutdown()
+    with connect_ray():
+        yield
 
 
 @pytest.fixture(scope='module')

@@ -194,12 +194,12 @@ def rank(
     folder: Annotated[str, typer.Option(help='Folder of the rank records.')] = 'ranks',
 ) -> None:
     """Measure the effective rank of every layer, for inputs with and without [MASK]."""
-    from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, describe_ranks
+    from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, print_ranks
 
     options = RankOptions(max_tokens=max_tokens, centered=centered, precision=_choose(Precision, precision))
     kind = _choose(Implementation, implementation)
     record = analyze_ranks(checkpoint, options, data=data, text=text or (), implementation=kind, folder=folder)
-    print(describe_ranks(record))
+    print_ranks(record)
     print(f'record: {folder}/{record.key}.json')
 
 
@@ -209,11 +209,12 @@ def report(
     results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results'),
 ) -> None:
     """Rebuild the tables, figures and page of a scale from its records. Needs no torch."""
+    from maelm_composer.reporting.report import build_tables
     from maelm_composer.reporting.report import report as make
-    from maelm_composer.suite.terminal import print_report
+    from maelm_composer.suite.terminal import print_tables
 
     page = make(scale, results)
-    print_report(scale, results)
+    print_tables(scale, build_tables(scale, results))
     print(f'report: {page}')
 
 

@@ -101,22 +101,17 @@ def choose(asked: Precision, key: str, begun: Precision | None = None) -> Choice
     if asked is Precision.fp32:
         return Choice(asked)
     speeds = measure_speeds()
-    faster = speeds.faster
-    precision = asked if asked is not Precision.auto else begun or faster
+    precision = begun or speeds.faster if asked is Precision.auto else asked
     if precision is Precision.bf16 and not speeds.bf16:
         raise InputError(f'{speeds.describe()}: give {key}=fp32, in a new folder if runs were begun in bf16')
-    if asked is Precision.auto and begun is not None:
-        elsewhere = f', although {speeds.describe()} here' if begun is not faster else ''
-        return Choice(precision, 'auto, as begun', f'{key}=auto: resuming in {begun.name}, as begun{elsewhere}')
-    if asked is Precision.auto:
+    if asked is Precision.bf16:
+        slowdown = speeds.fp32 / speeds.bf16
+        notice = f'bf16 takes {slowdown:.1f} times as long as fp32 here: {key}=fp32, or auto, is faster'
+        return Choice(precision, notice=notice if slowdown > 1 else '')
+    if begun is None:
         return Choice(precision, f'auto: {speeds.describe()}', '' if speeds.bf16 else f'{speeds.describe()}: fp32')
-    slowdown = speeds.fp32 / speeds.bf16
-    return Choice(
-        precision,
-        notice=f'bf16 takes {slowdown:.1f} times as long as fp32 here: {key}=fp32, or auto, is faster'
-        if slowdown > 1
-        else '',
-    )
+    elsewhere = '' if begun is speeds.faster else f', although {speeds.describe()} here'
+    return Choice(precision, 'auto, as begun', f'{key}=auto: resuming in {begun.name}, as begun{elsewhere}')
 
 
 def choose_in(folder: Path, asked: Precision, key: str) -> Choice:

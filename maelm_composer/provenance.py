@@ -43,7 +43,6 @@ def collect_provenance(config: Any) -> Provenance:
 
 
 def _git_revision() -> str | None:
-    """The source's commit, with ``-dirty`` where files differ from it; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent
     if not (root / '.git').exists():
         return None

@@ -140,17 +140,12 @@ def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | N
         beside: dotted names of the keys in the same section; they are preferred.
         everywhere: dotted names of all keys.
     """
-
-    def last_parts(keys: list[str]) -> dict[str, str]:
-        return {name.rpartition('.')[2]: name for name in reversed(keys)}
-
-    for names in (last_parts(beside), last_parts(everywhere)):
+    by_last_part = [{name.rpartition('.')[2]: name for name in reversed(keys)} for keys in (beside, everywhere)]
+    for names in by_last_part:
         initials = {''.join(word[0] for word in name.split('_')): name for name in reversed(names) if '_' in name}
-        if key in names:
-            return names[key]
-        if key in initials:
-            return names[initials[key]]
-    for names in (last_parts(beside), last_parts(everywhere)):
+        if key in names or key in initials:
+            return names[key if key in names else initials[key]]
+    for names in by_last_part:
         if close := difflib.get_close_matches(key, names, n=1):
             return names[close[0]]
     return None

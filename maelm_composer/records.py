@@ -9,6 +9,7 @@ import dataclasses
 import json
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -211,39 +212,34 @@ class RankRecord(Record):
         return str(self.data['hash'])
 
 
+def _parse(adapter: TypeAdapter[AnyRecord], kind: str, text: str | bytes, where: str) -> AnyRecord:
+    try:
+        plain = json.loads(text)
+        return adapter.validate_json(json.dumps({'version': 1} | plain if isinstance(plain, dict) else plain))
+    except ValidationError as error:
+        first = error.errors()[0]
+        # The status, by which pydantic has chosen a class, comes before the field.
+        field = [str(part) for part in first['loc'] if part not in ('running', 'finished', 'failed')]
+        raise InputError(f'{where} is no {kind} record: {": ".join([*field, first["msg"]])}') from None
+    except ValueError as error:
+        raise InputError(f'{where} is not JSON: {error}') from None
+
+
 Pretraining = RunningPretraining | PretrainingRecord
 Finetuning = FinetuningRecord | FailedFinetuning
 _BY_STATUS = Field(discriminator='status')
-_PRETRAINING: TypeAdapter[Pretraining] = TypeAdapter(Annotated[Pretraining, _BY_STATUS])
-_FINETUNING: TypeAdapter[Finetuning] = TypeAdapter(Annotated[Finetuning, _BY_STATUS])
-_RANK: TypeAdapter[RankRecord] = TypeAdapter(RankRecord)
+# A parser takes the JSON text of a record and the name of its file. Its InputError names the file and the field.
+Parser = Callable[[str | bytes, str], AnyRecord]
+parse_pretraining: Parser[Pretraining] = partial(_parse, TypeAdapter(Annotated[Pretraining, _BY_STATUS]), 'pretraining')
+parse_finetuning: Parser[Finetuning] = partial(_parse, TypeAdapter(Annotated[Finetuning, _BY_STATUS]), 'fine-tuning')
+parse_rank: Parser[RankRecord] = partial(_parse, TypeAdapter(RankRecord), 'rank')
 
 
-def parse_pretraining(text: str | bytes, where: str) -> Pretraining:
-    """The pretraining record in a JSON ``text``.
-
-    Raises:
-        InputError: not such a record; ``where``, the file's name, and the field are named.
-    """
-    return _parse(_PRETRAINING, 'pretraining', text, where)
-
-
-def parse_finetuning(text: str | bytes, where: str) -> Finetuning:
-    """As :func:`parse_pretraining`, of a fine-tuning record."""
-    return _parse(_FINETUNING, 'fine-tuning', text, where)
-
-
-def parse_rank(text: str | bytes, where: str) -> RankRecord:
-    """As :func:`parse_pretraining`, of a rank record."""
-    return _parse(_RANK, 'rank', text, where)
-
-
-def load_record(path: Path, parse: Callable[[bytes, str], AnyRecord]) -> AnyRecord:
-    """The record in a file; ``parse`` is one of the three functions above and raises as they do."""
+def load_record(path: Path, parse: Parser[AnyRecord]) -> AnyRecord:
     return parse(path.read_bytes(), str(path))
 
 
-def load_folder(folder: Path, parse: Callable[[bytes, str], AnyRecord]) -> list[AnyRecord]:
+def load_folder(folder: Path, parse: Parser[AnyRecord]) -> list[AnyRecord]:
     """The records of every JSON file in ``folder``, by name; none if there is no such folder."""
     return [load_record(path, parse) for path in sorted(folder.glob('*.json'))]
 
@@ -263,19 +259,6 @@ def format_record(record: Record) -> dict[str, Any]:
 def write_record(path: Path, record: Record) -> None:
     """Write ``record``, whole or not at all."""
     write_json(path, format_record(record))
-
-
-def _parse(adapter: TypeAdapter[AnyRecord], kind: str, text: str | bytes, where: str) -> AnyRecord:
-    try:
-        plain = json.loads(text)
-        return adapter.validate_json(json.dumps({'version': 1} | plain if isinstance(plain, dict) else plain))
-    except ValidationError as error:
-        first = error.errors()[0]
-        # The status, by which pydantic has chosen a class, comes before the field.
-        field = [str(part) for part in first['loc'] if part not in ('running', 'finished', 'failed')]
-        raise InputError(f'{where} is no {kind} record: {": ".join([*field, first["msg"]])}') from None
-    except ValueError as error:
-        raise InputError(f'{where} is not JSON: {error}') from None
 
 
 def pack_numbers(values: Sequence[float] | np.ndarray) -> str:

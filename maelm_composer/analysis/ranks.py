@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_sh
 from maelm_composer.checkpoints.find import find_encoder, read_recipe
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.config import DataConfig, Implementation, Precision
+from maelm_composer.console import begin_table, open_console
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.precision import choose_in, tell
@@ -181,25 +182,23 @@ def _measure(number: int, layer: _Layer, options: RankOptions) -> LayerRanks:
     )
 
 
-def describe_ranks(record: RankRecord) -> str:
-    """A table of the record, one line per layer."""
-    columns: dict[str, Callable[[LayerRanks], str]] = {
-        'layer': lambda layer: str(layer.layer),
-        'rank, no [MASK]': lambda layer: str(layer.rank_real),
-        'with: all': lambda layer: str(layer.rank_with_masks),
-        'real': lambda layer: str(layer.rank_real_with_masks),
-        '[MASK]': lambda layer: str(layer.rank_masks),
-        '[MASK] outside': lambda layer: f'{layer.mask_outside_share:.1%}',
-        'real outside': lambda layer: f'{layer.real_outside_share:.1%}',
-        'median angle': lambda layer: f'{layer.principal_angles_degrees[2]:.1f}°',
-        'rank-1 residual': lambda layer: f'{layer.rank_one_residual:.3f}',
-    }
-    width = max(map(len, columns)) + 1
-    lines = [''.join(title.rjust(width) for title in columns)]
-    lines += [''.join(show(layer).rjust(width) for show in columns.values()) for layer in record.layers]
-    lines.append(
+def print_ranks(record: RankRecord) -> None:
+    """Print a table of the record, one line per layer."""
+    ranks = ('layer', 'rank, no [MASK]', 'with: all', 'real', '[MASK]')
+    shares = ('[MASK] outside', 'real outside', 'median angle', 'rank-1 residual')
+    table = begin_table(right=(*ranks, *shares))
+    for layer in record.layers:
+        table.add_row(
+            *map(str, (layer.layer, layer.rank_real, layer.rank_with_masks, layer.rank_real_with_masks)),
+            str(layer.rank_masks),
+            f'{layer.mask_outside_share:.1%}',
+            f'{layer.real_outside_share:.1%}',
+            f'{layer.principal_angles_degrees[2]:.1f}°',
+            f'{layer.rank_one_residual:.3f}',
+        )
+    open_console().print(table)
+    print(
         f'{record.checkpoint.run_name or record.checkpoint.uri}: {record.threshold}-effective rank of '
         f'{record.hidden_size} dimensions, {"centred" if record.centered else "uncentred"}; {record.tokens:,} real '
         f'tokens, {record.mask_tokens:,} [MASK]s; {record.seconds:,.0f} s'
     )
-    return '\n'.join(lines)

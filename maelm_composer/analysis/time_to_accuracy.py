@@ -9,7 +9,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,20 +20,19 @@ Axis = Enum('Axis', 'hours samples flops')
 
 @dataclass(frozen=True)
 class ScoredCheckpoint:
-    """One checkpoint: what it cost, and what it scored."""
+    """The cost of one checkpoint from the beginning of its run, and its scores."""
 
     samples: int  # rows trained on
-    training_seconds: float
-    flops: float
-    scores: tuple[float, ...]  # fractions, one a fine-tuning seed
+    hours: float  # of training
+    flops: float | None  # None: not recorded, so the checkpoint has no place on this axis
+    scores: Mapping[int, float]  # fine-tuning seed -> score
 
     @property
     def median(self) -> float:
-        return statistics.median(self.scores)
+        return statistics.median(self.scores.values())
 
     def get_cost(self, axis: Axis) -> float:
-        costs = {Axis.hours: self.training_seconds / 3600, Axis.samples: self.samples, Axis.flops: self.flops}
-        return float(costs[axis])
+        return float(getattr(self, axis.name))
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,14 @@ def _check(curve: Sequence[ScoredCheckpoint]) -> None:
     if not curve:
         raise InputError('a curve without checkpoints has no time to accuracy')
     for point in curve:
-        if not point.scores or not all(map(math.isfinite, point.scores)):
+        if not point.scores or not all(map(math.isfinite, point.scores.values())):
             raise InputError(f'checkpoint at {point.samples} samples: scores {point.scores} are not all numbers')
         if len(point.scores) != len(curve[0].scores):
             raise InputError(
                 f'checkpoint at {point.samples} samples: {len(point.scores)} seeds, {len(curve[0].scores)} at the first'
             )
-    for axis in Axis:
+    has_flops = all(point.flops is not None for point in curve)
+    for axis in Axis if has_flops else (Axis.hours, Axis.samples):
         costs = [point.get_cost(axis) for point in curve]
         rises = all(before < after for before, after in zip([0.0, *costs], costs, strict=False))
         if not rises or not math.isfinite(costs[-1]):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from maelm_composer.cluster import start_ray
+from maelm_composer.cluster import connect_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents
@@ -161,8 +161,7 @@ def _convert(
             counts[split] += record[split].pop('id_counts')
         records[task] = record
 
-    started_here = start_ray(num_workers)
-    try:
+    with connect_ray(num_workers):
         at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
         remote_task = ray.remote(num_cpus=1, max_retries=3)(_run_task)
         shared = ray.put((tokenizer_json, config, recipe_hash))
@@ -173,7 +172,7 @@ def _convert(
                 while len(running) > at_most:
                     (done,), _ = ray.wait(list(running), num_returns=1)
                     task = running.pop(done)
-                    keep(task, ray.get(done))
+                    keep(task, get_result(done))
                     progress.update(sum(records[task][split]['tokens'] for split in SPLITS))
                     progress.set_postfix(documents=sum(r[s]['documents'] for r in records.values() for s in SPLITS))
 
@@ -189,13 +188,6 @@ def _convert(
                 # One task is queued beyond those running, so that no worker waits; more would fill the memory.
                 collect(at_most=at_a_time)
             collect(at_most=0)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, (InputError, OSError)):
-            raise error.cause from None
-        raise
-    finally:
-        if started_here:
-            ray.shutdown()
     if not records:
         raise InputError('the sources hold no text')
     for split in SPLITS:

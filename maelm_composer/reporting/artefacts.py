@@ -29,10 +29,14 @@ class Model:
     published: tuple[str, ...] = ()  # candidate rows of results/paper; the first that exists counts; empty: the label
     seed: int | None = None  # pretraining seed; None: the recipe's own, and in a report every recorded seed
 
+    @property
+    def overlay_names(self) -> list[str]:
+        return [PurePosixPath(path).stem for path in self.overlays]
+
     def run_name(self, scale: str) -> str:
         """The name that :func:`maelm_composer.recipe.load_config` gives the run, followed by ``seed`` if set."""
         seed = [] if self.seed is None else [f's{self.seed}']
-        return '-'.join([scale, *(PurePosixPath(path).stem for path in self.overlays), *seed])
+        return '-'.join([scale, *self.overlay_names, *seed])
 
 
 @dataclass(frozen=True)
@@ -218,9 +222,9 @@ GLUE_AVERAGE = Column(
 )
 DEMO_AVERAGE = Column('demo_avg', 'demo AVG (not GLUE)', parts=DEMO_COLUMNS)
 QUICK_AVERAGE = Column('quick_avg', 'mean of ' + ', '.join(c.label for c in QUICK_COLUMNS), parts=QUICK_COLUMNS)
+AVERAGES = (GLUE_AVERAGE, DEMO_AVERAGE, QUICK_AVERAGE)
 _LABELS = {
-    **{c.name: c.label for c in (*GLUE_COLUMNS, *SQUAD_COLUMNS, *DEMO_COLUMNS, *DEMO_SPAN_COLUMNS)},
-    **{c.name: c.label for c in (GLUE_AVERAGE, DEMO_AVERAGE, QUICK_AVERAGE)},
+    **{c.name: c.label for c in (*GLUE_COLUMNS, *SQUAD_COLUMNS, *DEMO_COLUMNS, *DEMO_SPAN_COLUMNS, *AVERAGES)},
     'rank_real': 'rank, input without [MASK]',
     'rank_with_masks': 'rank, input with [MASK]',
     'rank_masks': 'rank of the [MASK] rows',

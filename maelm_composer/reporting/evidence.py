@@ -122,17 +122,23 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
     if not records.is_dir():
         there = sorted(p.parent.name for p in folder.parent.glob('*/records'))
         raise InputError(f'no records in {records}: run the benchmark suite first; scales with records: {there}')
-    runs = load_folder(records / 'pretraining', parse_pretraining)
-    finetunings = load_folder(records / 'finetuning', parse_finetuning)
-    for record in finetunings:
+    evidence = read_evidence(records, scale)
+    for record in (*evidence.finetunings, *evidence.failures):
         if scale != DEMO and record.protocol.get('source') == DEMO:
             raise InputError(f'{records}/finetuning: {record.key} is a demo task, which is no evidence at {scale}')
+    return evidence
+
+
+def read_evidence(records: Path, scale: str) -> Evidence:
+    """Read the folder ``records`` as it is; where it does not exist, nothing is recorded."""
+    runs = load_folder(records / 'pretraining', parse_pretraining)
+    finetunings = load_folder(records / 'finetuning', parse_finetuning)
     return Evidence(
         scale=scale,
         runs={run.run_name: run for run in runs if isinstance(run, PretrainingRecord)},
         curves={path.stem: read_csv(path) for path in sorted((records / 'pretraining').glob('*.csv'))},
-        finetunings=[r for r in finetunings if isinstance(r, FinetuningRecord)],
-        failures=[r for r in finetunings if isinstance(r, FailedFinetuning)],
+        finetunings=[record for record in finetunings if isinstance(record, FinetuningRecord)],
+        failures=[record for record in finetunings if isinstance(record, FailedFinetuning)],
         ranks=load_folder(records / 'rank', parse_rank),
     )
 

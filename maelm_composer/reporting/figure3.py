@@ -18,16 +18,6 @@ ARRIVAL = "MAE-LM to RoBERTa's final accuracy"
 
 
 @dataclass(frozen=True)
-class _Checkpoint:
-    """One checkpoint of one run: its cost so far, and its score in percent for each fine-tuning seed."""
-
-    samples: int
-    hours: float
-    flops: float | None  # pretraining FLOPs grow evenly with samples; None: the run's record has none
-    scores: dict[int, float]
-
-
-@dataclass(frozen=True)
 class _Pair:
     """MAE-LM's checkpoints and RoBERTa's last one, of one pretraining seed."""
 
@@ -77,12 +67,12 @@ def _compare(builder: RowBuilder, column: Column) -> list[Row]:
     for axis in Axis:
         for way in ('first crossing', 'interpolated'):
             cell = source
-            if not isinstance(pairs, str):
+            if not isinstance(pairs, str) and axis is Axis.flops and not all(run.flops for run in source.runs):
+                cell = Cell(missing='a pretraining record holds no flops')
+            elif not isinstance(pairs, str):
                 arrivals = {s: find_arrival(pair.points, pair.baseline.median, axis) for s, pair in pairs.items()}
                 costs = {seed: [getattr(found, way.replace(' ', '_'))] for seed, found in arrivals.items()}
                 cell = replace(source, terms=(Term(1.0, costs),))
-                if axis is Axis.flops and not all(run.flops for run in source.runs):
-                    cell = Cell(missing='a pretraining record holds no flops')
             rows.append(builder.value(ARRIVAL, f'{axis.name}, {way}', UNITS[axis], cell))
     where = ARRIVAL, SHARE, 'share'
     if isinstance(pairs, str):
@@ -130,11 +120,7 @@ def _pair(builder: RowBuilder, column: Column, goal: Cell, curve: dict[int, Cell
         common = sorted(set.intersection(*(set(checkpoint.scores) for checkpoint in checkpoints)))
         if not common:
             return f'the checkpoints of pretraining seed {seed} have no fine-tuning seed in common'
-        # Without recorded FLOPs their axis is not reported, but a ScoredCheckpoint needs a number that rises.
-        baseline, *points = (
-            ScoredCheckpoint(c.samples, c.hours * 3600, c.flops or c.samples, tuple(c.scores[s] for s in common))
-            for c in checkpoints
-        )
+        baseline, *points = (replace(c, scores={s: c.scores[s] for s in common}) for c in checkpoints)
         pairs[seed] = _Pair(points, baseline)
     return pairs or 'no pretraining seed has both models'
 
@@ -145,17 +131,17 @@ def _score_checkpoints(builder: RowBuilder, model: Model, column: Column) -> dic
     return {samples: score(builder.evidence, model, column, samples) for samples in found}
 
 
-def _read(cell: Cell, samples: int | None = None) -> dict[int, _Checkpoint]:
+def _read(cell: Cell, samples: int | None = None) -> dict[int, ScoredCheckpoint]:
     """Pretraining seed -> the checkpoint at ``samples`` (None: the run's last) whose scores ``cell`` has."""
     found = {}
     for run in cell.runs:
         seed, at = run.seed, run.samples if samples is None else samples
         records = [record for record in cell.records if record.checkpoint.run_name == run.run_name]
         values = cell.terms[0].values[seed]
-        found[seed] = _Checkpoint(
+        found[seed] = ScoredCheckpoint(
             at,
             (records[0].checkpoint.training_seconds or 0.0) / 3600,
-            run.flops * at / run.samples if run.flops else None,
+            run.flops * at / run.samples if run.flops else None,  # FLOPs grow evenly with samples
             {record.seed: value for record, value in zip(records, values, strict=True)},
         )
     return found

@@ -121,11 +121,9 @@ def draw_subspace(rows: Sequence[Row]) -> Figure:
     for panel, (column, (title, label)) in zip(panels, names.items(), strict=True):
         for model, style in STYLES.items():
             _plot(panel, _find(rows, column, model), model, style)
-            if (
-                column == 'mask_outside_share'
-            ):  # by definition of the threshold, some of the real tokens' energy lies there
-                own = {**style, 'marker': '', 'linewidth': 0.8}
-                _plot(panel, _find(rows, 'real_outside_share', model), f"{model}'s real tokens", own)
+            if column == 'mask_outside_share':  # by definition, some of the real tokens' energy lies there, too
+                thin = {**style, 'marker': '', 'linewidth': 0.8}
+                _plot(panel, _find(rows, 'real_outside_share', model), f"{model}'s real tokens", thin)
         _finish(panel, title, 'layer', label)
         panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
     return figure
@@ -134,9 +132,8 @@ def draw_subspace(rows: Sequence[Row]) -> Figure:
 def draw_training(rows: Sequence[Row]) -> Figure:
     figure, (panel,) = _panels(1)
     for model, style in STYLES.items():
-        _plot(
-            panel, _find(rows, 'train_loss', model), None, {**style, 'marker': '', 'linestyle': '-', 'linewidth': 0.8}
-        )
+        thin = {**style, 'marker': '', 'linestyle': '-', 'linewidth': 0.8}
+        _plot(panel, _find(rows, 'train_loss', model), None, thin)
         _plot(panel, _find(rows, 'eval_loss', model), f'{model}, validation', style)
     _finish(panel, 'thin: training loss', 'samples', 'loss at masked positions [nats]', whole=False)
     return figure

@@ -39,14 +39,11 @@ def draw_forest(tables: Mapping[str, Sequence[Row]]) -> Figure:
                 panels.setdefault(row.column if row.column == TIME else row.unit, []).append(row)
     height = sum(LINE * len(found) + SPACE for found in panels.values())
     figure, top = Figure(figsize=(WIDTH, height)), height
-    for (
-        unit,
-        found,
-    ) in panels.items():  # placed by hand: the last digits of a layout engine's result vary from run to run
+    left = LABELS / WIDTH
+    # Panels are placed by hand, as the last digits of a layout engine's result vary from run to run.
+    for unit, found in panels.items():
         top -= LINE * len(found) + SPACE
-        axis = figure.add_axes(
-            (LABELS / WIDTH, (top + SPACE) / height, 0.98 - LABELS / WIDTH, LINE * len(found) / height)
-        )
+        axis = figure.add_axes((left, (top + SPACE) / height, 0.98 - left, LINE * len(found) / height))
         _draw_panel(axis, unit, found)
     return figure
 
@@ -60,15 +57,13 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row]) -> None:
             )
         if row.low is not None and row.high is not None:
             axis.plot([row.low, row.high], [line, line], color=color, linewidth=1.6, zorder=2)
-        hollow = row.low is None
-        filling = 'white' if hollow else color
+        filling = 'white' if row.low is None else color
         axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
         if row.paper is not None:
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
     axis.axvline(1 if unit == TIME else 0, color='#555555', linewidth=0.8)
-    axis.set_yticks(
-        range(len(claims)), [f'{find_artefact(row.artefact).label}: {name_claim(row, ", ")}' for row in claims]
-    )
+    labels = [f'{find_artefact(row.artefact).label}: {name_claim(row, ", ")}' for row in claims]
+    axis.set_yticks(range(len(claims)), labels)
     axis.set_ylim(len(claims) - 0.4, -0.6)
     axis.set_xlabel(AXES.get(unit, unit))
     axis.grid(False, axis='y')

@@ -65,7 +65,6 @@ HEADER = [f.name for f in fields(Row) if f.name != 'trace'] + [f.name for f in f
 
 
 def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[FinetuningRecord | RankRecord] = ()) -> Trace:
-    """Provenance of a number computed from pretraining ``runs`` and fine-tuning or rank records ``others``."""
     """Provenance of a number computed from pretraining ``runs`` and from fine-tuning or rank records ``others``."""
     by_name, by_key = {run.run_name: run for run in runs}, {record.key: record for record in others}
     trained = [by_name[name] for name in sorted(by_name)]

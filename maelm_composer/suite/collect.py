@@ -1,14 +1,17 @@
 """Copies records from the folder of work to results/<scale>/records, which holds the records of one experiment."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.files import write_text
 from maelm_composer.records import (
+    AnyRecord,
+    EncoderIdentity,
     Finetuning,
+    Parser,
     RankRecord,
     load_record,
     parse_finetuning,
@@ -28,42 +31,33 @@ def collect_run(folder: Path, records: Path) -> None:
     record = load_record(folder / RECORD, parse_pretraining)
     path = records / 'pretraining' / f'{record.run_name}.json'
     if path.exists() and load_record(path, parse_pretraining) != record:
-        _remove(records, lambda other: other.checkpoint.run_name == record.run_name)
-    curve = (folder / METRICS).read_text(encoding='utf-8')
-    write_text(path.with_suffix('.csv'), thin_curve(curve))
+        _remove(records / 'finetuning', parse_finetuning, lambda old: old.checkpoint.run_name == record.run_name)
+        _remove(records / 'rank', parse_rank, lambda old: old.checkpoint.run_name == record.run_name)
+    write_text(path.with_suffix('.csv'), thin_curve((folder / METRICS).read_text(encoding='utf-8')))
     write_record(path, record)
 
 
-def collect_finetunings(found: Iterable[Finetuning], records: Path, run_name: str, samples: int, task: str) -> None:
+def collect_finetunings(found: Sequence[Finetuning], records: Path, run_name: str, samples: int, task: str) -> None:
     """Write the records of a search. Other records of this checkpoint and task, of another protocol, are removed."""
-    keys = set()
     for record in found:
-        keys.add(record.key)
-        named = replace(record, checkpoint=replace(record.checkpoint, uri=Path(record.checkpoint.uri).name))
+        named = replace(record, checkpoint=_hide_path(record.checkpoint))
         write_record(records / 'finetuning' / f'{record.key}.json', named)
+    keys = {record.key for record in found}
 
-    def is_stale(record: Finetuning | RankRecord) -> bool:
-        if isinstance(record, RankRecord) or record.key in keys:
-            return False
-        return (record.task, record.checkpoint.run_name, record.checkpoint.samples) == (task, run_name, samples)
+    def is_stale(old: Finetuning) -> bool:
+        where = old.task, old.checkpoint.run_name, old.checkpoint.samples
+        return old.key not in keys and where == (task, run_name, samples)
 
-    _remove(records, is_stale)
+    _remove(records / 'finetuning', parse_finetuning, is_stale)
 
 
 def collect_rank(record: RankRecord, records: Path) -> None:
-    """Write ``record``; other rank records of the same run are removed.
-
-    Results are published, so paths are reduced to file names; hashes identify the files.
-    """
-    checkpoint = replace(record.checkpoint, uri=Path(record.checkpoint.uri).name)
+    """Write ``record``; other rank records of the same run are removed."""
+    run_name = record.checkpoint.run_name
+    _remove(records / 'rank', parse_rank, lambda old: old.checkpoint.run_name == run_name and old.key != record.key)
     data = {name: Path(value).name if name == 'remote' else value for name, value in record.data.items()}
-
-    def is_stale(other: Finetuning | RankRecord) -> bool:
-        is_same_run = other.checkpoint.run_name == checkpoint.run_name
-        return isinstance(other, RankRecord) and is_same_run and other.key != record.key
-
-    _remove(records, is_stale)
-    write_record(records / 'rank' / f'{record.key}.json', replace(record, checkpoint=checkpoint, data=data))
+    named = replace(record, checkpoint=_hide_path(record.checkpoint), data=data)
+    write_record(records / 'rank' / f'{record.key}.json', named)
 
 
 def thin_curve(text: str) -> str:
@@ -77,10 +71,12 @@ def thin_curve(text: str) -> str:
     return '\n'.join([head, *kept]) + '\n'
 
 
-def _remove(records: Path, is_stale: Callable[[Finetuning | RankRecord], bool]) -> None:
-    found: dict[Path, Finetuning | RankRecord] = {}
-    found |= {path: load_record(path, parse_finetuning) for path in (records / 'finetuning').glob('*.json')}
-    found |= {path: load_record(path, parse_rank) for path in (records / 'rank').glob('*.json')}
-    for path, record in found.items():
-        if is_stale(record):
-            path.unlink()
+def _hide_path(checkpoint: EncoderIdentity) -> EncoderIdentity:
+    """Reduce the path to a file name, since results are published; the hash identifies the file."""
+    return replace(checkpoint, uri=Path(checkpoint.uri).name)
+
+
+def _remove(folder: Path, parse: Parser[AnyRecord], is_stale: Callable[[AnyRecord], bool]) -> None:
+    stale = [path for path in folder.glob('*.json') if is_stale(load_record(path, parse))]
+    for path in stale:  # after all files have been read, as one that is no record raises
+        path.unlink()

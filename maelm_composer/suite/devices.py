@@ -3,23 +3,14 @@
 import os
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.precision import measure_speeds
 from maelm_composer.provenance import Provenance, collect_provenance
-from maelm_composer.records import (
-    FailedFinetuning,
-    FinetuningRecord,
-    PretrainingRecord,
-    RankRecord,
-    load_folder,
-    parse_finetuning,
-    parse_pretraining,
-    parse_rank,
-)
+from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
+from maelm_composer.reporting.evidence import Evidence
 
 # FLOP/s in fp32 and in dense bf16 (NVIDIA's data sheets, SXM).
 PEAKS = {'a100': (19.5e12, 312e12), 'h100': (67e12, 989e12), 'h200': (67e12, 989e12)}
@@ -80,19 +71,19 @@ class Measured:
     rank_seconds: float | None
 
 
-def read_measured(records: Path, device: Device, pretraining: Precision, finetuning: Precision) -> Measured:
-    """The speeds in results/<scale>/records of runs on this kind of device in these precisions."""
+def read_measured(evidence: Evidence, device: Device, pretraining: Precision, finetuning: Precision) -> Measured:
+    """The speeds of recorded runs on this kind of device in these precisions."""
     here = collect_provenance({})
-    runs = [r for r in load_folder(records / 'pretraining', parse_pretraining) if isinstance(r, PretrainingRecord)]
-    alike = [r for r in runs if _is_like(r, device, here) and r.training_precision is pretraining]
-    speeds = [r.flops / (3600 * r.device_hours) for r in alike if r.flops]
+    speeds = [
+        run.flops / (3600 * run.device_hours)
+        for run in evidence.runs.values()
+        if run.flops and run.training_precision is pretraining and _is_like(run, device, here)
+    ]
     tasks: dict[str, list[float]] = {}
-    for record in load_folder(records / 'finetuning', parse_finetuning):
-        if isinstance(record, FailedFinetuning) or not _is_like(record, device, here):
-            continue
-        if record.protocol['precision'] == finetuning.name:
+    for record in evidence.finetunings:
+        if record.protocol['precision'] == finetuning.name and _is_like(record, device, here):
             tasks.setdefault(record.task, []).append(record.training_seconds + record.evaluation_seconds)
-    ranks = [r.seconds for r in load_folder(records / 'rank', parse_rank) if _is_like(r, device, here)]
+    ranks = [record.seconds for record in evidence.ranks if _is_like(record, device, here)]
     return Measured(
         median(speeds) if speeds else None,
         {task: mean(seconds) for task, seconds in tasks.items()},

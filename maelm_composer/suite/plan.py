@@ -23,6 +23,7 @@ from maelm_composer.records import (
     parse_rank,
 )
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
+from maelm_composer.reporting.evidence import read_evidence
 from maelm_composer.suite.cost import SHARD_BYTES_PER_TOKEN, Cost, cost_finetuning, cost_pretraining, cost_rank
 from maelm_composer.suite.devices import CPU, Device, Measured, describe_device, read_measured
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
@@ -74,7 +75,8 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
         suite = replace(suite, precision=device.faster)
     found = load_folder(suite.finetuning_folder, parse_finetuning)
     recorded = [record for record in found if isinstance(record, FinetuningRecord)]
-    planner = _Planner(suite, device, read_measured(suite.records, device, *suite.list_precisions()), recorded)
+    evidence = read_evidence(suite.records, suite.scale)
+    planner = _Planner(suite, device, read_measured(evidence, device, *suite.list_precisions()), recorded)
     return [planner.plan(step) for step in list_steps(suite, artefacts)]
 
 

@@ -4,7 +4,7 @@ import functools
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -15,15 +15,7 @@ from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, Pre
 from maelm_composer.errors import InputError
 from maelm_composer.precision import read_choice
 from maelm_composer.recipe import load_config, split_arguments
-from maelm_composer.reporting.artefacts import (
-    ARTEFACTS,
-    MAE_LM,
-    Artefact,
-    Demand,
-    Model,
-    artefacts_of,
-    tasks_of,
-)
+from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, Artefact, Demand, Model, artefacts_of, tasks_of
 
 SETTINGS_FOLDER = Path('yamls/suite')
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
@@ -65,7 +57,7 @@ class Suite:
     def list_seeds(self, artefact: str, model: Model) -> list[int | None]:
         """Pretraining seeds, None being the recipe's own. Seeds of an overlay take precedence over an artefact's."""
         seeds, own = self.settings.pretraining_seeds, self.settings.pretraining_seeds_of
-        found = next((own[name] for name in (*list_stems(model), artefact) if name in own), seeds)
+        found = next((own[name] for name in (*model.overlay_names, artefact) if name in own), seeds)
         return list(found) or [None]
 
     def run_folder(self, model: Model) -> Path:
@@ -137,7 +129,7 @@ def load_suite(
         lists = {name: getattr(settings, name) + getattr(more, name) for name in ('data', 'pretraining', 'finetuning')}
         settings = replace(settings, **lists, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
     known = {artefact.name: None for artefact in artefacts_of(scale)}
-    known |= dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in list_stems(d.model))
+    known |= dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in d.model.overlay_names)
     for name in settings.pretraining_seeds_of:
         if name not in known:
             raise InputError(
@@ -156,11 +148,10 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
     The fine-tuning and rank steps of a model follow its pretraining, so that models are completed one by one. All
     models of one pretraining seed come before those of the next.
     """
-    demands = _list_demands(suite, artefacts)
     models: dict[str, Model] = {}
     tasks: dict[str, dict[int, dict[str, None]]] = defaultdict(dict)  # by run and checkpoint, in order
     ranked: dict[str, int] = {}
-    for demand in demands:
+    for demand in _list_demands(suite, artefacts):
         name = demand.model.run_name(suite.scale)
         models.setdefault(name, demand.model)
         checkpoints = list_checkpoints(suite.load_pretraining(demand.model))
@@ -169,11 +160,13 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
                 tasks[name].setdefault(samples, {}).update(dict.fromkeys(tasks_of(suite.scale, demand.roles)))
         if demand.rank:
             ranked[name] = checkpoints[-1]
-    return [
-        Step(Kind.tokenizer),
-        Step(Kind.shards),
-        *(step for name, model in models.items() for step in _list_steps_of(model, tasks[name], ranked.get(name))),
-    ]
+    steps = [Step(Kind.tokenizer), Step(Kind.shards)]
+    for name, model in models.items():
+        steps.append(Step(Kind.pretraining, model))
+        steps += [Step(Kind.finetuning, model, samples, tuple(found)) for samples, found in tasks[name].items()]
+        if name in ranked:
+            steps.append(Step(Kind.rank, model, ranked[name]))
+    return steps
 
 
 def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:
@@ -185,22 +178,6 @@ def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:
                 model = demand.model if seed is None else replace(demand.model, seed=seed)
                 seeded.setdefault(seed, []).append(replace(demand, model=model))
     return [demand for seed in sorted(seeded, key=lambda seed: seed or 0) for demand in seeded[seed]]
-
-
-def _list_steps_of(model: Model, tasks: Mapping[int, Iterable[str]], ranked: int | None) -> list[Step]:
-    """The steps of one model.
-
-    Args:
-        tasks: samples of a checkpoint -> the tasks that it is fine-tuned on
-        ranked: samples of the checkpoint whose effective rank is measured
-    """
-    finetunings = [Step(Kind.finetuning, model, samples, tuple(found)) for samples, found in tasks.items()]
-    return [Step(Kind.pretraining, model), *finetunings, *([Step(Kind.rank, model, ranked)] if ranked else [])]
-
-
-def list_stems(model: Model) -> list[str]:
-    """The names of the model's overlays in the suite's settings."""
-    return [Path(path).stem for path in model.overlays]
 
 
 def list_checkpoints(config: PretrainingConfig) -> list[int]:

@@ -1,7 +1,6 @@
 """Tables and claims of a report, printed. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -9,7 +8,6 @@ from rich.text import Text
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.reporting.artefacts import find_artefact, label_of
 from maelm_composer.reporting.findings import format_interval, format_number
-from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import (
     FAILS,
@@ -23,11 +21,6 @@ from maelm_composer.reporting.verdicts import (
 
 MINUS = ' − '  # in the label of a comparison
 COLORS = {HOLDS: 'green', FAILS: 'red', NO_DIFFERENCE: 'cyan', UNDECIDED: 'yellow'}
-
-
-def print_report(scale: str, results: Path) -> None:
-    """Print the recorded results of ``scale``; raises as :func:`maelm_composer.reporting.report.report`."""
-    print_tables(scale, build_tables(scale, results))
 
 
 def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:

@@ -2,21 +2,19 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from statistics import median
 from types import TracebackType
 
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from maelm_composer.console import begin_table, open_console
 from maelm_composer.records import FailedFinetuning, Finetuning, FinetuningRecord, Point
 from maelm_composer.sweep.search import SweepResult, TaskResult
 from maelm_composer.tasks.catalogue import GLUE, Task
-
-WIDTH_OF_A_FILE = 200  # characters; a terminal has its own
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Progress:
 
     def _build_table(self) -> Table:
         standings = self.list_standings()
-        table = _begin_table('task', right=('done', 'under way', 'failed', 'best score', 'constant'))
+        table = begin_table('task', right=('done', 'under way', 'failed', 'best score', 'constant'))
         table.caption, table.caption_justify = self._describe_time(standings), 'left'
         for standing in standings:
             finished = [record for record in standing.records if isinstance(record, FinetuningRecord)]
@@ -99,13 +97,12 @@ class Progress:
 
 def print_result(result: SweepResult) -> None:
     """Print scores, selected points and the GLUE average on standard output, and failed runs on standard error."""
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
-    scores = _begin_table('task', right=('runs', 'median', 'mean', 'std', '95 % of mean', 'seeds', 'constant'))
-    points = _begin_table('task', 'metric', right=('lr', 'batch', 'epochs', 'warm-up'), last='other metrics, median')
+    scores = begin_table('task', right=('runs', 'median', 'mean', 'std', '95 % of mean', 'seeds', 'constant'))
+    points = begin_table('task', 'metric', right=('lr', 'batch', 'epochs', 'warm-up'), last=('other metrics, median',))
     for of_task in result.tasks:
         scores.add_row(*_describe_scores(of_task))
         points.add_row(*_describe_point(of_task))
-    console.print(scores, points, sep='\n')
+    open_console().print(scores, points, sep='\n')
     if result.average is not None:
         print(f'AVG of the {len(GLUE)} GLUE tasks, MNLI matched: {_percent(result.average)}')
     for record in result.failures:
@@ -114,17 +111,6 @@ def print_result(result: SweepResult) -> None:
 
 def _name_run(record: Finetuning) -> str:
     return f'{record.task}, {record.point}, seed {record.seed}'
-
-
-def _begin_table(*left: str, right: Sequence[str], last: str | None = None) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name in left:
-        table.add_column(name, no_wrap=True)
-    for name in right:
-        table.add_column(name, justify='right', no_wrap=True)
-    if last is not None:
-        table.add_column(last, overflow='fold')
-    return table
 
 
 def _describe_scores(result: TaskResult) -> list[str]:

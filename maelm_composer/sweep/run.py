@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from filelock import SoftFileLease
 
-from maelm_composer.cluster import start_ray
+from maelm_composer.cluster import connect_ray, get_result
 from maelm_composer.config import FinetuningConfig, Precision
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import run_key
@@ -33,14 +33,7 @@ from maelm_composer.sweep.search import (
     plan_grid,
     plan_repeats,
 )
-from maelm_composer.sweep.worker import (
-    Facts,
-    choose_precision,
-    first_line,
-    inspect_task,
-    make_run,
-    record_failure,
-)
+from maelm_composer.sweep.worker import Facts, choose_precision, first_line, inspect_task, make_run, record_failure
 from maelm_composer.tasks.catalogue import Task
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -70,20 +63,16 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     tasks = list_tasks(config)
     for task in tasks:
         count_runs(config, task)  # raises if a task has no search space
-    started_here = start_ray()
-    try:
+    with connect_ray():
         _, num_gpus = _count_slots(config)
         facts = _inspect_all(config, tasks)
         if config.precision is not Precision.auto:
             choice = choose(config.precision, 'precision')
         else:  # measured where the runs will be
             remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
-            choice = _get(remote_choose.remote(config, os.getcwd()))
+            choice = get_result(remote_choose.remote(config, os.getcwd()))
         tell(choice.notice)
         return _Sweep(dataclasses.replace(config, precision=choice.precision), tasks, facts).run()
-    finally:
-        if started_here:
-            ray.shutdown()
 
 
 def sweep_and_print(config: FinetuningConfig) -> int:
@@ -176,7 +165,7 @@ class _Sweep:
         for reference in done:
             job = self.running.pop(reference)
             try:
-                job.record = _get(reference)
+                job.record = get_result(reference)
             except ray.exceptions.RayTaskError:
                 raise
             except ray.exceptions.RayError as error:
@@ -205,17 +194,7 @@ def _inspect_all(config: FinetuningConfig, tasks: list[Task]) -> dict[str, Facts
     """Read checkpoint and data once a task, on the machines that will run them."""
     remote_inspect = ray.remote(num_cpus=1)(inspect_task)
     references = {task.name: remote_inspect.remote(config, task, os.getcwd()) for task in tasks}
-    return {name: _get(reference) for name, reference in references.items()}
-
-
-def _get(reference: Any) -> Any:
-    """The value that a worker returned; an error for the user, of one line, is raised again unwrapped."""
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, (InputError, OSError)):
-            raise error.cause from None
-        raise
+    return {name: get_result(reference) for name, reference in references.items()}
 
 
 def _count_slots(config: FinetuningConfig) -> tuple[int, float]:

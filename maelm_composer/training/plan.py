@@ -60,47 +60,40 @@ class Plan:
                 f'training.global_train_batch_size of {self.global_batch_size}'
             )
 
-    def describe(self, data: str, device: str, precision: str, attention: dict[str, str]) -> list[tuple[str, str]]:
-        """The start screen's lines, as pairs of a name and a text."""
+    def describe(self, manifest: Manifest, device: str, precision: str, attention: dict[str, str]) -> dict[str, str]:
+        """The lines of the start screen by name."""
         training, optimizer = self.config.training, self.config.optimizer
         samples = self.batches * self.global_batch_size
         parameters = count_parameters(self.config.model)
         parts = ', '.join(f'{name} {count:,}' for name, count in parameters.items())
         accumulation = math.ceil(self.device_batch_size / self.microbatch_size)
         batches_per_epoch = self.rows_per_epoch // self.global_batch_size
-        keep = (
-            'all are kept'
-            if training.checkpoints_to_keep < 0
-            else f'the newest {training.checkpoints_to_keep} are kept'
+        keep = training.checkpoints_to_keep
+        kept = 'all are kept' if keep < 0 else f'the newest {keep} are kept'
+        run = (
+            f'{samples:,} samples = {self.batches:,} batches = {self.batches / batches_per_epoch:.2f} epochs = '
+            f'{samples * self.config.model.max_seq_len:,} tokens = {count_training_flops(self.config):.2e} FLOPs'
         )
-        return [
-            ('parameters', f'{sum(parameters.values()):,} ({parts})'),
-            ('data', data),
-            ('epoch', f'{self.rows_per_epoch:,} rows = {batches_per_epoch:,} batches'),
-            (
-                'run',
-                f'{samples:,} samples = {self.batches:,} batches = {self.batches / batches_per_epoch:.2f} epochs = '
-                f'{samples * self.config.model.max_seq_len:,} tokens = {count_training_flops(self.config):.2e} FLOPs',
-            ),
-            (
-                'batch',
-                f'{self.global_batch_size:,} rows = {self.world_size} ranks × {self.microbatch_size} rows × '
-                f'{accumulation} accumulated',
-            ),
-            (
-                'schedule',
-                f'learning rate 0 to {optimizer.learning_rate:g} over {optimizer.warmup_samples:,} samples, '
-                f'then to 0 at {training.max_samples:,}',
-            ),
-            ('validation', f'{training.eval_rows:,} rows every {training.eval_interval_samples:,} samples'),
-            ('checkpoints', f'every {training.checkpoint_interval_samples:,} samples, {keep}'),
-            (
-                'device',
-                f'{device}, {precision}, {training.sharding.value}, {"compiled" if training.compile else "eager"}',
-            ),
-            ('attention', ', '.join(f'{stack} {backend}' for stack, backend in attention.items())),
-            ('saved in', self.config.save_folder),
-        ]
+        data = (
+            f'{self.config.data.remote}, {manifest.splits["train"].fill_rate:.2%} full, content hash '
+            f'{manifest.content_hash[:12]}, tokenizer hash {manifest.tokenizer_hash[:12]}'
+        )
+        batch = f'{self.world_size} ranks × {self.microbatch_size} rows × {accumulation} accumulated'
+        warmup = f'0 to {optimizer.learning_rate:g} over {optimizer.warmup_samples:,} samples'
+        mode = 'compiled' if training.compile else 'eager'
+        return {
+            'parameters': f'{sum(parameters.values()):,} ({parts})',
+            'data': data,
+            'epoch': f'{self.rows_per_epoch:,} rows = {batches_per_epoch:,} batches',
+            'run': run,
+            'batch': f'{self.global_batch_size:,} rows = {batch}',
+            'schedule': f'learning rate {warmup}, then to 0 at {training.max_samples:,}',
+            'validation': f'{training.eval_rows:,} rows every {training.eval_interval_samples:,} samples',
+            'checkpoints': f'every {training.checkpoint_interval_samples:,} samples, {kept}',
+            'device': f'{device}, {precision}, {training.sharding.value}, {mode}',
+            'attention': ', '.join(f'{stack} {backend}' for stack, backend in attention.items()),
+            'saved in': self.config.save_folder,
+        }
 
 
 def count_positions(config: PretrainingConfig) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.maelm import build_model
 from maelm_composer.patches import release_trainer, silence_warnings
 from maelm_composer.precision import Choice, choose
+from maelm_composer.provenance import collect_provenance
 from maelm_composer.records import Pretraining, PretrainingRecord, RunningPretraining
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
@@ -43,14 +44,7 @@ from maelm_composer.training.plan import Plan, count_training_flops
 from maelm_composer.training.ranks import DIST_TIMEOUT_SECONDS, raise_on_all_ranks, start_rank
 from maelm_composer.training.resume import ResumePoint, find_resume_point
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.run_record import (
-    assert_same_run,
-    begin_record,
-    find_begun_precision,
-    finish_record,
-    identify,
-    read_record,
-)
+from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify, read_record
 from maelm_composer.training.sharding import GradientAverage, build_parallelism
 from maelm_composer.training.signals import end_with_launcher
 
@@ -98,7 +92,7 @@ class _Run:
                 locks.enter_context(lock_folder(self.folder.local, 'run'))
                 self.folder.assert_writable()
                 self.record = read_record(self.folder)
-                begun = find_begun_precision(self.record)
+                begun = self.record.training_precision if self.record else None
                 choices = [choose(config.training.precision, 'training.precision', begun)]
         dist.broadcast_object_list(choices, src=0)  # machines may measure different speeds
         (self.precision,) = choices
@@ -221,26 +215,26 @@ class _Run:
 
     def _begin_record(self) -> RunningPretraining:
         begun = None if self.record is None else self.record.precision  # a resumed run keeps its first reason
-        numbers = {
-            'world_size': dist.get_world_size(),
-            'device': name_device(),
-            'precision': begun or str(self.precision),
-            'attention': self.attention,
-            'tokenizer_hash': self.manifest.tokenizer_hash,
-            'flops': count_training_flops(self.config),
-            'unigram_entropy': self.manifest.unigram_entropy,
-        }
-        return begin_record(self.folder, self.config, self.identity, numbers)
+        record = RunningPretraining(
+            run_name=self.config.run_name,
+            provenance=collect_provenance(self.config),
+            identity=self.identity,
+            world_size=dist.get_world_size(),
+            device=name_device(),
+            precision=begun or str(self.precision),
+            attention=self.attention,
+            tokenizer_hash=self.manifest.tokenizer_hash,
+            flops=count_training_flops(self.config),
+            unigram_entropy=self.manifest.unigram_entropy,
+        )
+        begin_record(self.folder, self.config, record)
+        return record
 
     def _start_screen(self) -> Table:
-        manifest = self.manifest
-        data = (
-            f'{self.config.data.remote}, {manifest.splits["train"].fill_rate:.2%} full, content hash '
-            f'{manifest.content_hash[:12]}, tokenizer hash {manifest.tokenizer_hash[:12]}'
-        )
         table = Table.grid(padding=(0, 2))
         table.add_row('[bold]run[/bold]', f'[bold]{self.config.run_name}[/bold]')
-        for name, text in self.plan.describe(data, name_device(), str(self.precision), self.attention):
+        lines = self.plan.describe(self.manifest, name_device(), str(self.precision), self.attention)
+        for name, text in lines.items():
             table.add_row(name, text)
         return table
 

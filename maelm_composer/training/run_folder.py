@@ -49,11 +49,6 @@ class RunFolder:
         if self.is_remote:
             write_file(join(self.uri, name), text.encode())
 
-    def upload(self, name: str) -> None:
-        """Copy a file of the working copy to the object store, if there is one."""
-        if self.is_remote:
-            upload(self.local / name, join(self.uri, name))
-
     def remove(self, name: str) -> None:
         """Delete a file, or a folder with its files."""
         path = self.local / name
@@ -92,8 +87,8 @@ class RunFolder:
             with_file: file of the working copy that is uploaded before the checkpoint.
         """
         with raise_on_all_ranks():
-            if dist.get_global_rank() == 0:
-                self.upload(with_file)
+            if self.is_remote and dist.get_global_rank() == 0:
+                upload(self.local / with_file, join(self.uri, with_file))
             if self.is_remote and dist.get_local_rank() == 0:
                 for file in list_names(str(staged), recursive=True):
                     upload(staged / file, join(self.uri, name, file))

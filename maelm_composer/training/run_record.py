@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from maelm_composer.checkpoints.names import RECIPE, RECORD, TOKENIZER
-from maelm_composer.config import Precision, PretrainingConfig
+from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
-from maelm_composer.provenance import collect_provenance
 from maelm_composer.recipe import to_plain, to_yaml
 from maelm_composer.records import (
     CONTENT_HASH,
@@ -31,10 +30,7 @@ def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
     identity = _flatten({section: plain[section] for section in ('seed', 'masking', 'model', 'optimizer')})
     for key in ('max_samples', 'global_train_batch_size', 'precision'):
         identity[f'training.{key}'] = plain['training'][key]
-    return identity | {
-        'data.shuffle_block_size': config.data.shuffle_block_size,
-        CONTENT_HASH: content_hash,
-    }
+    return identity | {'data.shuffle_block_size': config.data.shuffle_block_size, CONTENT_HASH: content_hash}
 
 
 def is_run_of(record: Pretraining, config: PretrainingConfig) -> bool:
@@ -52,11 +48,6 @@ def read_record(folder: 'RunFolder') -> Pretraining | None:
     return None if text is None else parse_pretraining(text, f'{folder.uri}/{RECORD}')
 
 
-def find_begun_precision(record: Pretraining | None) -> Precision | None:
-    """The training precision of a run that has begun; None without a ``record``."""
-    return None if record is None else record.training_precision
-
-
 def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: dict[str, Any]) -> None:
     """Raise InputError if the ``record`` in ``folder`` is of another recipe or other data."""
     found = identity if record is None else record.identity
@@ -68,26 +59,15 @@ def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: d
             )
 
 
-def begin_record(
-    folder: 'RunFolder', config: PretrainingConfig, identity: dict[str, Any], numbers: dict[str, Any]
-) -> RunningPretraining:
-    """Write recipe, tokenizer and record of a run that begins, and return the record.
-
-    Args:
-        numbers: the record's other fields.
-    """
-    record = RunningPretraining(
-        run_name=config.run_name, provenance=collect_provenance(config), identity=identity, **numbers
-    )
+def begin_record(folder: 'RunFolder', config: PretrainingConfig, record: RunningPretraining) -> None:
+    """Write recipe, tokenizer and record of a run that begins."""
     folder.write(RECIPE, to_yaml(config))
-    for name in list_names(
-        join(config.data.remote, TOKENIZER)
-    ):  # so that the checkpoints can be used without the shards
-        content = read_file(join(config.data.remote, TOKENIZER, name))
+    tokenizer = join(config.data.remote, TOKENIZER)
+    for name in list_names(tokenizer):  # so that the checkpoints can be used without the shards
+        content = read_file(join(tokenizer, name))
         assert content is not None
         folder.write(f'{TOKENIZER}/{name}', content.decode())
     _write(folder, record)
-    return record
 
 
 def finish_record(

@@ -5,7 +5,7 @@ gradients, Adam's moments and all traffic are fp32; matrix products and the acti
 bf16.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 
 from maelm_composer.config import DecoderConfig, ModelConfig, PretrainingConfig, Sharding
@@ -138,58 +138,39 @@ def estimate_communication(config: PretrainingConfig, sharding: Sharding, world_
 
 def draw_tables(folder: str = 'yamls') -> dict[str, str]:
     """The Markdown tables of docs/scaling.md by name."""
-    configs = {
-        name: load_config(PretrainingConfig, [f'{folder}/{name}.yaml'], ['run_name=plan', 'save_folder=plan'])
-        for name in RECIPES
-    }
-    return {
-        'batch': _draw_batch(configs),
-        'memory': _draw_by_world_size(
-            configs, lambda config, *at: f'{sum(estimate_state(config.model, *at).values()) / 1e9:.2f}'
-        ),
-        'traffic': _draw_by_world_size(
-            configs,
-            lambda config, *at: f'{count_sent(collect_payloads(config.model, *at), at[1]) / 1e9:.2f}',
-        ),
-        'time': _draw_time(configs),
-    }
-
-
-def _draw_batch(configs: dict[str, PretrainingConfig]) -> str:
-    head = ['', 'parameters', 'activations of a row, MB', *GPUS]
-    lines = []
-    for name, config in configs.items():
-        parameters = sum(count_parameters(config.model).values())
-        cells = []
-        for n in WORLD_SIZES:
-            rows = config.training.global_train_batch_size // n
-            microbatch = choose_microbatch(config, Sharding.ddp, n)
-            cells.append(f'{rows} = {rows // microbatch} × {microbatch}')
-        lines.append([name, f'{parameters:,}', f'{estimate_activations(config) / 1e6:.0f}', *cells])
-    return _to_markdown(head, lines)
-
-
-def _draw_by_world_size(
-    configs: dict[str, PretrainingConfig], cell: Callable[[PretrainingConfig, Sharding, int], str]
-) -> str:
-    lines = [
-        [name, f'`{sharding.value}`', *(cell(config, sharding, n) for n in WORLD_SIZES)]
-        for name, config in configs.items()
-        for sharding in Sharding
-    ]
-    return _to_markdown(['', 'training.sharding', *GPUS], lines)
-
-
-def _draw_time(configs: dict[str, PretrainingConfig]) -> str:
-    head = ['', 'GPUs', 'compute, ms', *(f'`{s.value}`, fast / slow link, ms' for s in Sharding)]
-    lines = []
-    for name, config in configs.items():
+    batch: list[list[str]] = []
+    memory: list[list[str]] = []
+    traffic: list[list[str]] = []
+    time: list[list[str]] = []
+    for name in RECIPES:
+        config = load_config(PretrainingConfig, [f'{folder}/{name}.yaml'], ['run_name=plan', 'save_folder=plan'])
+        parameters, activations = sum(count_parameters(config.model).values()), estimate_activations(config)
+        accumulations = [_describe_accumulation(config, n) for n in WORLD_SIZES]
+        batch.append([name, f'{parameters:,}', f'{activations / 1e6:.0f}', *accumulations])
+        for sharding in Sharding:
+            held = [sum(estimate_state(config.model, sharding, n).values()) for n in WORLD_SIZES]
+            sent = [count_sent(collect_payloads(config.model, sharding, n), n) for n in WORLD_SIZES]
+            for table, sizes in ((memory, held), (traffic, sent)):
+                table.append([name, f'`{sharding.value}`', *(f'{size / 1e9:.2f}' for size in sizes)])
         for n in WORLD_SIZES[1:]:
             links = (FAST_LINK, SLOW_LINK if n > 8 else FAST_LINK)
             times = [[1e3 * estimate_communication(config, s, n, link) for link in links] for s in Sharding]
             cells = [f'{fast:.0f} / {slow:.0f}' for fast, slow in times]
-            lines.append([name, str(n), f'{1e3 * estimate_compute(config, n):.1f}', *cells])
-    return _to_markdown(head, lines)
+            time.append([name, str(n), f'{1e3 * estimate_compute(config, n):.1f}', *cells])
+    links_of = [f'`{sharding.value}`, fast / slow link, ms' for sharding in Sharding]
+    return {
+        'batch': _to_markdown(['', 'parameters', 'activations of a row, MB', *GPUS], batch),
+        'memory': _to_markdown(['', 'training.sharding', *GPUS], memory),
+        'traffic': _to_markdown(['', 'training.sharding', *GPUS], traffic),
+        'time': _to_markdown(['', 'GPUs', 'compute, ms', *links_of], time),
+    }
+
+
+def _describe_accumulation(config: PretrainingConfig, world_size: int) -> str:
+    """Rows of a rank's batch = forward passes × rows of each."""
+    rows = config.training.global_train_batch_size // world_size
+    microbatch = choose_microbatch(config, Sharding.ddp, world_size)
+    return f'{rows} = {rows // microbatch} × {microbatch}'
 
 
 def _to_markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

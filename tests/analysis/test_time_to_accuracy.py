@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from maelm_composer.analysis.time_to_accuracy import Axis, ScoredCheckpoint, find_arrival
 from maelm_composer.errors import InputError
 
+HALF = {1: 0.5}
 SCORES = st.floats(0, 1, allow_nan=False)
 
 
-def curve_of(*scores: float, seconds: float = 3600) -> list[ScoredCheckpoint]:
-    """A checkpoint every 100 samples, ``seconds`` and 1e12 operations."""
-    return [ScoredCheckpoint(100 * i, seconds * i, 1e12 * i, (score,)) for i, score in enumerate(scores, 1)]
+def curve_of(*scores: float) -> list[ScoredCheckpoint]:
+    """A checkpoint every 100 samples, hour and 1e12 operations."""
+    return [ScoredCheckpoint(100 * i, i, 1e12 * i, {1: score}) for i, score in enumerate(scores, 1)]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_miss_is_infinity():
 
 def test_medians_over_seeds_decide():
     """One lucky seed does not arrive, one unlucky does not hold back."""
-    curve = [ScoredCheckpoint(1, 3600, 1, (0.5, 0.9, 0.6)), ScoredCheckpoint(2, 7200, 2, (0.8, 0.1, 0.7))]
+    curve = [ScoredCheckpoint(1, 1, 1, {1: 0.5, 2: 0.9, 3: 0.6}), ScoredCheckpoint(2, 2, 2, {1: 0.8, 2: 0.1, 3: 0.7})]
     assert find_arrival(curve, 0.7, Axis.hours).first_crossing == 2
     assert find_arrival(curve, 0.7, Axis.hours).interpolated == pytest.approx(2)
 
@@ -76,15 +77,15 @@ def test_a_higher_target_never_comes_sooner(scores, target, other):
     'curve, message',
     [
         ([], 'without checkpoints'),
-        ([ScoredCheckpoint(1, 1, 1, ())], 'scores'),
-        ([ScoredCheckpoint(1, 1, 1, (math.nan,))], 'scores'),
-        ([ScoredCheckpoint(1, 1, 1, (0.5,)), ScoredCheckpoint(2, 2, 2, (0.5, 0.6))], 'seeds'),
+        ([ScoredCheckpoint(1, 1, 1, {})], 'scores'),
+        ([ScoredCheckpoint(1, 1, 1, {1: math.nan})], 'scores'),
+        ([ScoredCheckpoint(1, 1, 1, HALF), ScoredCheckpoint(2, 2, 2, {1: 0.5, 2: 0.6})], 'seeds'),
         (
-            [ScoredCheckpoint(2, 1, 1, (0.5,)), ScoredCheckpoint(1, 2, 2, (0.5,))],
+            [ScoredCheckpoint(2, 1, 1, HALF), ScoredCheckpoint(1, 2, 2, HALF)],
             'samples of the checkpoints must rise',
         ),
-        ([ScoredCheckpoint(1, 0, 1, (0.5,))], 'hours of the checkpoints must rise'),
-        ([ScoredCheckpoint(1, 1, 5, (0.5,)), ScoredCheckpoint(2, 2, 5, (0.5,))], 'flops of the checkpoints must rise'),
+        ([ScoredCheckpoint(1, 0, 1, HALF)], 'hours of the checkpoints must rise'),
+        ([ScoredCheckpoint(1, 1, 5, HALF), ScoredCheckpoint(2, 2, 5, HALF)], 'flops of the checkpoints must rise'),
     ],
 )
 def test_curves_that_cannot_be_timed_are_refused(curve, message):

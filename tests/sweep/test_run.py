@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import MPNetConfig, MPNetModel
 
-from maelm_composer.cluster import start_ray
+from maelm_composer.cluster import connect_ray
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
@@ -53,16 +53,12 @@ ray.init(address='local', num_cpus=2, num_gpus=1, include_dashboard=False, log_t
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory, checkpoint, task_folder):
     """A folder with a recipe, and a Ray of two cores: the session's, where another test has started one."""
-    import ray
-
     path = tmp_path_factory.mktemp('sweep')
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         Path('recipe.yaml').write_text(RECIPE.format(checkpoint=checkpoint, tasks=task_folder))
-        started_here = start_ray(num_cpus=2)
-        yield path
-        if started_here:
-            ray.shutdown()
+        with connect_ray(num_cpus=2):
+            yield path
 
 
 @pytest.fixture
@@ -157,7 +153,9 @@ def kill_workers(folder: str, count: int) -> threading.Thread:
     def kill() -> None:
         killed: set[int] = set()
         while len(killed) < count:
-            for pid in set(find_workers(folder)) - killed:
+            for pid in (
+                set(find_workers(folder)) - killed - {os.getpid()}
+            ):  # the sweep holds a lease to see if it is free
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
                 break
