@@ -108,14 +108,14 @@ def test_the_best_threshold_is_the_best_of_all(seed):
     """Every threshold is tried; differences are distinct, so that each is one cut."""
     generator = np.random.default_rng(seed)
     has_answer, raw = generator.random(60) < 0.5, generator.random(60).round(2)
-    says_something = generator.random(60) < 0.9
-    raw = np.where(has_answer, raw, ~says_something)
+    has_text = generator.random(60) < 0.9
+    raw = np.where(has_answer, raw, ~has_text)
     difference = generator.permutation(60) - 30.5
     scores = {
         threshold: np.where(difference > threshold, ~has_answer, raw).mean() for threshold in [-np.inf, *difference]
     }
-    threshold, answers = find_best_threshold(raw, difference, has_answer, says_something)
-    best = np.where(answers, raw, ~has_answer).mean()
+    threshold, is_answered = find_best_threshold(raw, difference, has_answer, has_text)
+    best = np.where(is_answered, raw, ~has_answer).mean()
     assert best == pytest.approx(max(scores.values()), **DIGITS)
     never = best == pytest.approx(scores[-np.inf], **DIGITS)
     assert threshold == 0.0 if never else scores[threshold] == pytest.approx(best, **DIGITS)
