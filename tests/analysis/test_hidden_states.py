@@ -1,4 +1,4 @@
-"""What is fed to the encoder, and which of its states count."""
+"""The encoder's inputs with and without [MASK], and the positions that are measured."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_text_gives_the_rows_that_the_shards_hold(folder, source, pretrained):
 
 
 def test_special_ids_in_other_places_are_mapped(folder):
-    """BERT's order: [PAD] 0, [UNK], [CLS], [SEP], [MASK], the words; masks are drawn in the suite's ids."""
+    """A tokenizer with BERT's order of ids: [PAD] 0, [UNK], [CLS], [SEP], [MASK], words."""
     words = sorted(set((folder / 'text.txt').read_text().split()))
     specials = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
     backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*specials, *words[3:]])}, unk_token='[UNK]'))

@@ -1,4 +1,4 @@
-"""An exported folder, loaded by the Auto classes, computes what our model computes: 1e-5 in fp32, padding present."""
+"""An exported folder, loaded by the Auto classes, has our model's outputs to 1e-5 in fp32, with padding."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ KINDS = {  # relative positions -> class; None: the class in the exported folder
 
 @pytest.fixture(autouse=True)
 def modules_cache(tmp_path, monkeypatch):
-    """Code of exported folders is copied here, and not to the user's cache."""
+    """Transformers copies the code of exported folders to this folder instead of the user's cache."""
     monkeypatch.setattr('transformers.dynamic_module_utils.HF_MODULES_CACHE', str(tmp_path / 'modules'))
 
 

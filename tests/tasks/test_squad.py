@@ -1,4 +1,4 @@
-"""Windows of passages, and scores of tokens back to texts."""
+"""Windows of passages, and answer texts from scores of tokens."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ def tokenizer(tmp_path_factory) -> PreTrainedTokenizerFast:
 
 
 def ask(answer=None, start=None, question='Who?', context=CONTEXT):
-    """An answer begins where it stands, unless ``start`` says otherwise."""
+    """A question about CONTEXT; ``start`` is a recorded start that differs from the answer's true one."""
     if answer is None:
         return SpanExample('q', question, context, (), ())
     return SpanExample('q', question, context, (answer,), (context.index(answer) if start is None else start,))
@@ -156,7 +156,7 @@ def predict(windows, start, end, **span):
 
 
 def test_prediction_equals_brute_force(tokenizer):
-    """Every pair of starts and ends in every window, under the rules."""
+    """The best text by brute force over every pair of starts and ends in every window."""
     windows = build(tokenizer, max_seq_len=48, is_training=False, doc_stride=10)
     generator = np.random.default_rng(0)
     for _ in range(20):
@@ -210,7 +210,7 @@ def test_scores_that_do_not_fit_are_refused(tokenizer):
 
 @pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder with squad_v2/dev.parquet')
 def test_real_answers_are_found_and_scored(tokenizer):
-    """A model that is sure of the first gold answer says it: what remains is pieces that end beyond a word."""
+    """Scores that favour the tokens of the first gold answer predict a text that contains the answer."""
     rows = pyarrow.parquet.read_table(Path(str(FOLDER), 'squad_v2/dev.parquet')).to_pylist()[::8]
     examples = [
         SpanExample(r['id'], r['question'], r['context'], r['answers']['text'], r['answers']['answer_start'])
