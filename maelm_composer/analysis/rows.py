@@ -54,7 +54,7 @@ def find_shards(config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_seq_
     content = read_file(join(config.remote, TOKENIZER, TOKENIZER_FILE))
     if content is None or Tokenizer.from_buffer(content).get_vocab() != tokenizer.get_vocab():
         raise InputError(
-            f"{config.remote} was not made with the checkpoint's vocabulary: choose its own shards, or give text files"
+            f"{config.remote} was made with another vocabulary than the checkpoint's: choose other shards or text files"
         )
 
     def open_rows() -> Iterator[Ids]:

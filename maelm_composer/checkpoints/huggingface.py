@@ -190,11 +190,11 @@ class HuggingFaceEncoder(nn.Module):
         yield from outputs.hidden_states
 
     def _check(self, position_ids: Tensor, segment_ids: Tensor) -> Tensor:
-        """The attention mask (B, S). The model numbers the positions itself and takes a row for one sequence."""
+        """The (B, S) attention mask. The model numbers positions itself and attends across a whole row."""
         is_real = segment_ids != 0
         in_order = torch.arange(position_ids.shape[1], device=position_ids.device)
         if (is_real & ((segment_ids != 1) | (position_ids != in_order))).any():
             raise InputError(
-                'a Hugging Face encoder reads one whole sequence a row: it supports no packing and no omitted tokens'
+                'a Hugging Face encoder reads one whole sequence per row, without packing or omitted tokens'
             )
         return is_real.long()

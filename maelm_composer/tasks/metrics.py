@@ -97,7 +97,7 @@ def _measure_influence(metric: str, predictions: np.ndarray, labels: np.ndarray)
 
 
 def _sum_from(ranks: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(n,) for each example the sum of ``values`` over examples of higher rank, half over those of equal rank, / n."""
+    """(n,) for each example, 1 / n times the sum of ``values`` at higher rank plus half the sum at equal rank."""
     _, inverse = np.unique(ranks, return_inverse=True)
     sums = np.bincount(inverse, weights=values)
     above: np.ndarray = np.cumsum(sums[::-1])[::-1] - sums / 2

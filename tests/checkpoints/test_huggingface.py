@@ -189,5 +189,5 @@ class TestWrapped:
             segments[0, 20:] = 2
         else:
             positions[0, 20:] += 1
-        with pytest.raises(InputError, match='one whole sequence'):
+        with pytest.raises(InputError, match='one whole sequence per row'):
             wrapped(ids, positions, segments)
