@@ -1,4 +1,4 @@
-"""Options of the benchmarks, what the artefacts' tests share, and where a measured row goes."""
+"""Options and fixtures of the benchmarks, and the writing of measured speeds."""
 
 import contextlib
 import csv
@@ -23,29 +23,30 @@ from maelm_composer.suite.steps import Suite, load_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'results'
-MADE = pytest.StashKey[list[Artefact]]()  # artefacts of this session that ended well
-ACCURACY = pytest.StashKey[str]()  # the planner's, in words
+MADE = pytest.StashKey[list[Artefact]]()  # artefacts that this session has made
+ACCURACY = pytest.StashKey[str]()  # a sentence that compares the planner's estimate with the measured time
 ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in (*ARTEFACTS, LADDER)}
+STOPPED = 'stopped; the same command resumes'
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--record', action='store_true', help='write measured speeds to throughput/ in the results')
     parser.addoption('--scale', default='demo', help='demo, ladder, small, medium, base, base_pp or large_pp')
-    parser.addoption('--settings', help="file like those in yamls/suite/, its lists after the scale's")
-    parser.addoption('--plan', action='store_true', help='say what would run and what it costs; run nothing')
+    parser.addoption('--settings', help="file with keys of yamls/suite/; its lists are appended to the scale's")
+    parser.addoption('--plan', action='store_true', help='print the missing steps and their costs; run nothing')
     parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
     parser.addoption('--results', default=str(RESULTS), help='folder of records, tables and figures')
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line('markers', 'throughput: measures speed, minutes; runs when asked for by name or by marker')
+    config.addinivalue_line('markers', 'throughput: measures speed for minutes; selected by file name or marker only')
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the scale lacks, and measurements of speed unless a file or ``-m throughput`` asks for them.
+    """Deselect artefacts that the scale lacks, and speed tests that neither a file name nor ``-m throughput`` selects.
 
-    test_quick repeats a part of the others: only ``-k quick`` or its own name asks for it.
+    test_quick repeats a part of the other tests, so only ``-k quick`` or its own name selects it.
     """
     named = {Path(argument.split('::')[0]).name for argument in config.args}
     left_out, made = [], {f'test_{artefact.name}.py' for artefact in artefacts_of(config.getoption('--scale'))}
@@ -68,7 +69,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """With ``--plan``: print the plan in place of running the tests."""
+    """With ``--plan``: print the plan instead of running the tests."""
     if not session.config.option.plan:
         return None
     with _chdir(ROOT):
@@ -81,25 +82,29 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def list_artefacts(session: pytest.Session) -> list[Artefact]:
-    """The artefacts that the collected tests make: test_table1.py makes table1."""
+    """The artefacts of the collected tests: test_table1.py makes table1."""
     names = dict.fromkeys(item.path.stem.removeprefix('test_') for item in session.items)
     return [find_artefact(name) for name in names]
 
 
 @pytest.fixture(scope='session')
 def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
-    """The chosen scale, with Ray running; at the end the planner's estimate is held against the clock."""
+    """The suite of the chosen scale, with Ray running; at the end, the planner's estimate is compared with the time."""
     with _chdir(ROOT):
         from maelm_composer.suite.run import settle_precision
 
         suite = load_suite(*_read_options(request.config))
         suite = settle_precision(suite)
         artefacts, estimated = list_artefacts(request.session), 0.0
-        with contextlib.suppress(InputError):  # a GPU of unknown peak: the runs go on without an estimate
+        with contextlib.suppress(InputError):  # the planner does not know every GPU; the suite runs without an estimate
             estimated = sum_seconds(plan_suite(suite, artefacts, describe_device()))
         start = time.monotonic()
-        with connect_ray():
-            before = signal.signal(signal.SIGTERM, _stop)  # during a pretraining run its own answer counts
+        with contextlib.ExitStack() as connection:
+            try:
+                connection.enter_context(connect_ray())
+            except SystemExit:  # Ray handles SIGTERM itself while it starts
+                pytest.exit(STOPPED, returncode=128 + signal.SIGTERM)
+            before = signal.signal(signal.SIGTERM, _stop)  # a pretraining run installs its own handler meanwhile
             request.session.stash[MADE] = []
             yield suite
             signal.signal(signal.SIGTERM, before)
@@ -110,15 +115,15 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
 
 @pytest.fixture
 def make(suite: Suite, benchmark: Callable, request: pytest.FixtureRequest) -> Callable[[str], list[dict[str, str]]]:
-    """``make('table1')`` runs what is missing and returns the rows of its CSV, which are whole."""
+    """``make('table1')`` makes the missing runs and returns the rows of table1.csv, checked by `assert_complete`."""
 
     def run(name: str) -> list[dict[str, str]]:
         from maelm_composer.suite.run import run_suite
 
         try:
             page = benchmark.pedantic(run_suite, args=(suite, [find_artefact(name)]), rounds=1)
-        except SystemExit as stop:  # a signal: what is recorded or saved stays
-            pytest.exit('stopped; the same command goes on', returncode=int(stop.code or 0))
+        except SystemExit as stop:  # by a signal; finished records and saved checkpoints remain
+            pytest.exit(STOPPED, returncode=int(stop.code or 0))
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
         request.session.stash[MADE].append(find_artefact(name))
@@ -130,7 +135,7 @@ def make(suite: Suite, benchmark: Callable, request: pytest.FixtureRequest) -> C
 
 
 def assert_complete(rows: list[dict[str, str]]) -> None:
-    """Every number is there and says where it comes from."""
+    """Assert that no number and no provenance is missing."""
     assert rows
     assert [row['note'] for row in rows if row['note'] or not row['value']] == []
     needed = ['run_keys', 'recipe_hash', 'data_hash', 'tokenizer_hash', 'seeds', 'versions', 'hardware', 'source']
@@ -141,13 +146,13 @@ def assert_complete(rows: list[dict[str, str]]) -> None:
 
 
 def find_value(rows: list[dict[str, str]], row: str, column: str) -> str:
-    """The one number of ``row`` and ``column``, as it stands in the file."""
+    """The text of the only number of ``row`` and ``column`` in the file."""
     (found,) = [line['value'] for line in rows if (line['row'], line['column']) == (row, column)]
     return found
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Leave the step in hand as Ctrl-C does, so that Ray's processes end with this one."""
+    """Unwind the current step as Ctrl-C would, so that Ray's processes end with this process."""
     raise SystemExit(128 + number)
 
 
@@ -157,7 +162,7 @@ def _read_options(config: pytest.Config) -> tuple[str, str | None, str, str | No
 
 @contextlib.contextmanager
 def _chdir(folder: Path) -> Iterator[None]:
-    """Recipes and data are named from the checkout."""
+    """Work in the checkout, to which the paths of recipes and data are relative."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -168,12 +173,12 @@ def _chdir(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope='session')
 def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """``record(table, row)``; with ``--record`` the session's rows go to <results>/throughput/<table>-<machine>.csv."""
+    """``record(table, row)``. With ``--record``, all rows are written to <results>/throughput/<table>-<machine>.csv."""
     from bench.machine import find_machine
 
     machine, records = find_machine(), request.config.getoption('--record')
     if records and machine.limits:
-        pytest.exit(f'--record: unset {" and ".join(machine.limits)}, as rows are of a machine as it is', returncode=4)
+        pytest.exit(f'--record: unset {" and ".join(machine.limits)}, which slow this machine down', returncode=4)
     tables: dict[str, list[dict[str, Any]]] = {}
     yield lambda table, row: tables.setdefault(table, []).append(row | machine.list_columns())
     if records:
@@ -183,7 +188,7 @@ def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, 
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Rows measured before under the same first columns (what, on which shape) are replaced, all others kept."""
+    """Merge ``rows`` into the table at ``path``, replacing rows of the same contender, precision and shape."""
 
     def key(row: dict[str, Any]) -> tuple[str, ...]:
         return tuple(str(row.get(name, '')) for name in ('contender', 'precision', 'layers', 'length', 'batch'))

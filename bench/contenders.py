@@ -1,6 +1,6 @@
-"""Training steps to time against each other: our models and Hugging Face's, same shape, batch, precision, optimizer.
+"""Training steps to time: our models and Hugging Face's with the same shape, batch, precision and optimizer.
 
-Dropout is off and 15 % of the tokens are masked. Nothing here needs Composer.
+Dropout is 0, and 15 % of the tokens are masked. Composer is not used.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MPNetConfig, MPNetForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
-from bench.machine import Neighbours
+from bench.machine import OtherProcesses
 from maelm_composer.config import AttentionBackend, DecoderConfig, ModelConfig, Precision, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.device import keep_freed_memory
@@ -26,7 +26,8 @@ from maelm_composer.model.maelm import build_model
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 FORWARD_AND_BACKWARD = 3
-# Before the timed steps, as memory that was given back meanwhile is taken again; of slow steps fewer.
+# Untimed steps before the timed ones, in which the process allocates again the memory that it returned while idle. They
+# stop after SETTLING_SECONDS.
 SETTLING_STEPS, SETTLING_SECONDS, TIMED_STEPS = 3, 2.0, 2
 Step = Callable[[], Tensor]
 
@@ -51,14 +52,14 @@ class Shape:
 
 @dataclass
 class Figures:
-    flops: float = 0.0  # of a step, as our cost model counts them; 0: a peer, whose work is not what ours is
+    flops: float = 0.0  # of a step by our cost model; 0 for Hugging Face's models, which it does not describe
     seconds: list[float] = field(default_factory=list)
-    others: list[float] = field(default_factory=list)  # of each timed step, the share of the cores that others used
+    others: list[float] = field(default_factory=list)  # share of the cores that other processes used, per timed step
     losses: list[float] = field(default_factory=list)
-    peak_bytes: int = 0  # of one step, above what lies in memory before it: activations and temporaries
+    peak_bytes: int = 0  # greatest additional memory during one step: activations and temporaries
 
     def list_quiet_steps(self) -> list[tuple[float, float]]:
-        """Others' share and seconds of the timed steps after the first round, the half that others disturbed least."""
+        """(others' share, seconds) of the least disturbed half of the timed steps, without the first round."""
         steps = sorted(zip(self.others[TIMED_STEPS:], self.seconds[TIMED_STEPS:], strict=True))
         return steps[: (len(steps) + 1) // 2]
 
@@ -70,7 +71,7 @@ class Figures:
 
 @dataclass
 class Contender:
-    """``step`` trains once on one fixed batch and returns the loss."""
+    """A model in training; ``step`` makes one step on a fixed batch and returns the loss."""
 
     step: Step
     figures: Figures = field(default_factory=Figures)
@@ -90,7 +91,7 @@ def make_recipe(shape: Shape, decoder: bool, decoder_buckets: int = 0, buckets: 
 
 
 def make_batch(recipe: PretrainingConfig, batch: int) -> Batch:
-    """Full rows of one block each, as a peer without packing would see them."""
+    """A batch of full rows, one block each, which Hugging Face's models can also read."""
     length, vocab = recipe.model.max_seq_len, recipe.model.vocab_size
     ids = np.random.default_rng(0).integers(NUM_LEADING_SPECIALS, vocab - 1, (batch, length))
     ids[:, 0], ids[:, -1] = CLS_ID, SEP_ID
@@ -99,7 +100,7 @@ def make_batch(recipe: PretrainingConfig, batch: int) -> Batch:
 
 
 def make_step(model: nn.Module, compute_loss: Step, precision: Precision) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)  # without warm-up, 12 layers diverge at more
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)  # no warm-up: 12 layers diverge at more
 
     def step() -> Tensor:
         with torch.autocast(DEVICE, torch.bfloat16, enabled=precision is Precision.bf16):
@@ -119,7 +120,7 @@ def make_ours(
     compiled: bool,
     attention: AttentionBackend = AttentionBackend.auto,
 ) -> Contender:
-    """Sets the process's allocator, as our training does."""
+    """Our model as a contender. Sets the process's allocator to keep freed memory, as our training does."""
     keep_freed_memory()
     model, batch = build_model(recipe.model, seed=0).to(DEVICE), make_batch(recipe, shape.batch)
     model.select_attention(attention, DEVICE)
@@ -137,10 +138,10 @@ def count_step_flops(recipe: PretrainingConfig, batch: Batch) -> float:
 def make_hugging_face(
     shape: Shape, precision: Precision, compiled: bool, has_bias: bool, keeps_memory: bool = False
 ) -> Contender:
-    """RobertaForMaskedLM; with a relative bias MPNetForMaskedLM, the one stock class that has it.
+    """RobertaForMaskedLM or, with a relative bias, MPNetForMaskedLM, the only stock class that has one.
 
     Args:
-        keeps_memory: set the process's allocator as ours is set; else it is the C library's default.
+        keeps_memory: whether the process's allocator keeps freed memory as in our training, or is the default.
     """
     if keeps_memory:
         keep_freed_memory()
@@ -180,21 +181,21 @@ def time_steps(contender: Contender) -> None:
         if time.perf_counter() - begin > SETTLING_SECONDS:
             break
     for _ in range(TIMED_STEPS):
-        neighbours, start = Neighbours(), time.perf_counter()
+        others, start = OtherProcesses(), time.perf_counter()
         figures.losses.append(contender.step().item())  # .item() waits for the device
         figures.seconds.append(time.perf_counter() - start)
-        figures.others.append(neighbours.share())
+        figures.others.append(others.share())
 
 
 def measure_peak(contender: Contender) -> None:
-    """Fill in ``peak_bytes``; on a CPU from the kernel's high-water mark, which Linux lets a process reset."""
+    """Measure ``peak_bytes`` of one step; on a CPU by the kernel's high-water mark, which a process can reset."""
     if DEVICE == 'cuda':
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         contender.step().item()
         contender.figures.peak_bytes = torch.cuda.max_memory_allocated() - before
         return
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system, or it would hide what a step takes
+    ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system, since a step would reuse it unmeasured
     Path('/proc/self/clear_refs').write_text('5')
     before = _read_status('VmRSS')
     contender.step().item()
@@ -207,9 +208,9 @@ def _read_status(key: str) -> int:
 
 
 class Roofline:
-    """The matrix products of one forward and backward pass of our RoBERTa alone: torch.matmul, same shapes, precision.
+    """Times only the matrix products of a forward and backward pass of our RoBERTa, in linear layers and attention.
 
-    The linear layers' products, and the attention's, are what the model cannot do without.
+    torch.matmul computes them in the same shapes and precision. Their time is a lower bound for any implementation.
     """
 
     def __init__(self, shape: Shape, precision: Precision) -> None:
@@ -229,16 +230,16 @@ class Roofline:
         n = shape.length
         for a, b in (((pairs, n, head_size), (pairs, head_size, n)), ((pairs, n, n), (pairs, n, head_size))):
             self.products.append((self._random(a, dtype), self._random(b, dtype), 3 * (shape.layers - 1)))
-        # The last layer's scores are not among the products; a pass takes as long as if they ran at its speed.
+        # The last layer's attention is not among the products; its time is extrapolated at their mean speed.
         recipe = make_recipe(shape, decoder=False)
         own = sum(times * 2 * a.numel() * b.shape[-1] for a, b, times in self.products)
         self.figures = Figures(count_step_flops(recipe, make_batch(recipe, shape.batch)))
         self.scale = self.figures.flops / own
 
     def measure(self) -> None:
-        """Time a few passes over all products, each as often as a step has it."""
+        """Time a few passes over all products; each product's time is multiplied by its occurrences in a step."""
         for _ in range(TIMED_STEPS):
-            neighbours, seconds = Neighbours(), 0.0
+            others, seconds = OtherProcesses(), 0.0
             for a, b, times in self.products:
                 start = time.perf_counter()
                 torch.matmul(a, b)
@@ -246,7 +247,7 @@ class Roofline:
                     torch.cuda.synchronize()
                 seconds += times * (time.perf_counter() - start)
             self.figures.seconds.append(self.scale * seconds)
-            self.figures.others.append(neighbours.share())
+            self.figures.others.append(others.share())
 
     @staticmethod
     def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

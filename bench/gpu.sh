@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A GPU's first half hour: what only a GPU can show, in calls of at most eight minutes.
+# The measurements that need a GPU, in calls of at most eight minutes.
 #
 #   MAELM_DATA=/my/data bench/gpu.sh [PART...]      until bench/gpu.sh; do [ $? = 75 ] || break; done
 #
@@ -8,23 +8,23 @@
 #   suite    the scale's MAE-LM and RoBERTa: pretraining, GLUE, SQuAD 2.0, ranks; makes tokenizer and shards where missing
 #   growth   speed against length and batch
 #
-# Without a PART all of them, in this order. A call does what is left until its time is up, says what remains, and the
-# next call goes on there: pretraining from a checkpoint that SIGTERM saves, fine-tuning from its records, a test or a
-# shape from its beginning. A part that failed is tried again when it is named.
+# Without a PART, all parts run in this order. A call works on the remaining parts until its time is up and prints what is
+# left. The next call resumes: pretraining from a checkpoint that SIGTERM saved, fine-tuning from its records, a test or a
+# shape from its beginning. A failed part is repeated only if it is named.
 #
-# Exit code: 0 all is done; 75 call again; 1 something failed, and nothing else is left; 2 bad input.
+# Exit code: 0 all parts are done; 75 call again; 1 a part failed and no other is left; 2 bad input.
 #
 #   MAELM_DATA      folder of corpus/*.parquet, glue/ and squad_v2/; shards in data/<scale> may stand for the corpus
 #   PYTHON          interpreter with torch; default .venv/bin/python, else python3
-#   RESULTS         records, tables, rows of speed, logs in gpu/; default results
+#   RESULTS         folder of records, tables, measured speeds, and logs in gpu/; default results
 #   OUT             folder that gets all of these as one results.tar.gz at the end of every call; default none
-#   WORK            runs and checkpoints; WORK/parts says what is done; default runs/suite/<scale>
-#   PART_SECONDS    of a call, default 480; what does not end then by itself is killed GRACE seconds later, default 90
+#   WORK            folder of runs and checkpoints; WORK/parts lists the finished parts; default runs/suite/<scale>
+#   PART_SECONDS    length of a call, default 480; a part that does not stop then is killed after GRACE seconds, default 90
 #   SCALE           default medium
 #   DEVICE=cpu      the same parts on a CPU, TESTS and SETTINGS permitting
 #   TESTS           arguments of pytest for the part tests; default -m gpu
-#   SPEED, GROWTH   what pytest -k is to find for these parts; default training_throughput, growth
-#   SETTINGS        file like those in yamls/suite/, its lists after the scale's own
+#   SPEED, GROWTH   expressions of pytest -k for these parts; default training_throughput, growth
+#   SETTINGS        file with keys of yamls/suite/; its lists are appended to the scale's
 set -uo pipefail
 
 AGAIN=75

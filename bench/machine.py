@@ -1,4 +1,4 @@
-"""The machine that is measured: what kind it is, which precisions make sense on it, and who else is using it."""
+"""The measured machine: its device, the precisions worth measuring, and the load by other processes."""
 
 import os
 import platform
@@ -14,30 +14,30 @@ from maelm_composer.config import Precision
 from maelm_composer.precision import measure_speeds
 from maelm_composer.provenance import Provenance, collect_provenance
 
-# What multiplies matrices, the fastest first, by its name in /proc/cpuinfo: one model name is sold with several.
+# Instruction sets for matrix products by their names in /proc/cpuinfo, fastest first. CPUs of one name may differ.
 INSTRUCTION_SETS = ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2', 'svebf16', 'sve', 'asimd')
-# These let a CPU run as an older one; rows of such a run are of no machine.
+# Variables that restrict a CPU to older instruction sets. Rows measured with one set describe no real machine.
 LIMITS = ('ATEN_CPU_CAPABILITY', 'ONEDNN_MAX_CPU_ISA', 'DNNL_MAX_CPU_ISA', 'MKL_ENABLE_INSTRUCTIONS')
-# bf16 is measured from here on, since the block that compares both may err by as much.
+# bf16 is measured if it has at least this share of fp32's speed, since the comparison of both may err by a tenth.
 WORTHWHILE = 0.9
 
 
 @dataclass(frozen=True)
 class Machine:
-    device: str  # a GPU's name or the CPU's
-    instruction_set: str  # one of INSTRUCTION_SETS; '' on a GPU
+    device: str  # name of the GPU or the CPU
+    instruction_set: str  # one of INSTRUCTION_SETS or the architecture; '' on a GPU
     threads: int
-    limits: dict[str, str]  # those of LIMITS that are set
+    limits: dict[str, str]  # the variables of LIMITS that are set
     provenance: Provenance
 
     @property
     def slug(self) -> str:
-        """Of its file names: alike for machines of one kind."""
+        """The part of file names that identifies a kind of machine."""
         name = f'{self.device} {self.instruction_set}'.strip().lower()
         return ''.join(c if c.isalnum() else '-' for c in name)
 
     def list_columns(self) -> dict[str, Any]:
-        """What every recorded row says of it."""
+        """Columns of every recorded row."""
         return {
             'device': self.device,
             'instruction_set': self.instruction_set,
@@ -48,7 +48,7 @@ class Machine:
         }
 
     def describe(self) -> str:
-        """Markdown: a heading, and what the numbers below it rest on."""
+        """Markdown: a heading and the conditions of the measurement."""
         kind = f', {self.threads} cores, {self.instruction_set}' if self.instruction_set else ''
         limited = ''.join(f', limited by {name}={value}' for name, value in self.limits.items())
         speeds, packages, revision = measure_speeds(), self.provenance.packages, self.provenance.git_revision
@@ -81,14 +81,17 @@ def find_instruction_set() -> str:
 
 
 def skip_if_slow(precision: Precision) -> None:
-    """Skip the test where bf16 is emulated: nobody trains so, and a row would take an hour."""
+    """Skip the test if ``precision`` is bf16 and the device emulates it: a row would take an hour."""
     speeds = measure_speeds()
     if precision is Precision.bf16 and speeds.bf16 < WORTHWHILE * speeds.fp32:
         pytest.skip(f'bf16 left out: {speeds.describe()}')
 
 
-class Neighbours:
-    """The share of this process's cores that others have used since it was made; 0 where no kernel says so."""
+class OtherProcesses:
+    """Measures the share of this process's cores that other processes use, from construction to ``share()``.
+
+    The share is 0 if the system has no /proc/stat.
+    """
 
     def __init__(self) -> None:
         self._cores = os.sched_getaffinity(0)
@@ -100,13 +103,13 @@ class Neighbours:
         return max(0.0, others / (len(self._cores) * (clock - clock_before)))
 
     def _read(self) -> tuple[float, float, float]:
-        """Seconds: the clock's, the cores' at work and this process's."""
+        """Seconds: the clock, the busy time of the cores, the CPU time of this process."""
         try:
             lines = Path('/proc/stat').read_text(encoding='utf-8').splitlines()
         except OSError:
             return time.perf_counter(), 0.0, 0.0
         names = {f'cpu{core}' for core in self._cores}
         fields = [list(map(int, line.split()[1:9])) for line in lines if line.split()[0] in names]
-        # user, nice, system, idle, iowait, irq, softirq, steal: all but the waiting
+        # user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait are busy time.
         ticks = sum(sum(values) - values[3] - values[4] for values in fields)
         return time.perf_counter(), ticks / os.sysconf('SC_CLK_TCK'), time.process_time()

@@ -1,4 +1,4 @@
-"""What was measured of several contenders, as rows to record and as a Markdown table."""
+"""Measurements of several contenders as rows to record and as a Markdown table."""
 
 import statistics
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from maelm_composer.config import Precision
 HF_EAGER, HF_COMPILED = 'Hugging Face RoBERTa, eager', 'Hugging Face RoBERTa, compiled'
 HF_MEMORY_KEPT = 'Hugging Face RoBERTa, memory kept, eager'
 PRODUCTS = 'matrix products of our RoBERTa alone'
-# The peers that every contender is compared with: in the records' columns, and over the printed ones.
+# The contenders to which all are compared: suffix of the recorded column -> contender, heading of the printed column.
 PEERS = {
     'hugging_face_eager': (HF_EAGER, '× HF eager'),
     'hugging_face_memory_kept': (HF_MEMORY_KEPT, '× memory kept'),
@@ -22,10 +22,10 @@ PEERS = {
 class Measured:
     shape: Shape
     precision: Precision
-    figures: dict[str, Figures]  # by contender; the matrix products are one
+    figures: dict[str, Figures]  # by contender; PRODUCTS counts as one
 
     def describe(self, name: str) -> dict[str, Any]:
-        """The row of one contender. Peers have no FLOP/s, as their work is not what ours is."""
+        """The row of one contender. Hugging Face's models have no FLOP/s: our cost model does not describe them."""
         shape, figures = self.shape, self.figures[name]
         steps, seconds = figures.list_quiet_steps(), figures.step
         row = {
@@ -51,7 +51,7 @@ class Measured:
         return row
 
     def compare_models(self) -> list[str]:
-        """MAE-LM against RoBERTa, in time and in operations."""
+        """Lines that compare MAE-LM with RoBERTa in time and FLOPs of a step."""
         lines = []
         for kind in ('eager', 'compiled'):
             ours, baseline = (self.figures.get(f'our {name}, {kind}') for name in ('MAE-LM', 'RoBERTa'))

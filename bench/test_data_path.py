@@ -1,9 +1,9 @@
-"""The way in: documents -> shards -> batches, each against what the trainer consumes; and what Composer costs.
+"""Speed of conversion, loading and collating, compared with training; and the overhead of Composer.
 
     pytest -s bench/test_data_path.py [--record]   with --record: results/throughput/{data_path,overhead}-<machine>.csv
 
-The text is MAELM_DATA/corpus/*.parquet where that names a folder, else the documentation on this machine. A test
-asserts that everything worked, never how fast. Training is in fp32 or bf16, whichever the device is faster in.
+The text is MAELM_DATA/corpus/*.parquet if the variable is set, else the documentation on this machine. No test asserts
+a speed. Training uses fp32 or bf16, whichever is faster on the device.
 """
 
 import functools
@@ -70,7 +70,7 @@ def ray_here() -> Iterator[None]:
 
 @pytest.fixture(scope='module')
 def shards(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> Callable[[int], Path]:
-    """``shards(length)``: the folder of shards of such rows."""
+    """``shards(length)`` returns the folder of shards with rows of that length."""
 
     @functools.cache
     def build(length: int) -> Path:
@@ -84,7 +84,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> Callable
 
 @pytest.fixture
 def bucket(shards: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The shards behind a real HTTP S3 endpoint on loopback, in a process of this one's threads."""
+    """The shards in a bucket of a local HTTP S3 server, which runs in a thread of this process."""
     server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -92,7 +92,7 @@ def bucket(shards: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> It
     for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
         monkeypatch.setenv(name, 'someone')
     monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
-    storage._s3_client.cache_clear()  # it keeps the endpoint that it was made for
+    storage._s3_client.cache_clear()  # a cached client has another endpoint
     client, folder = boto3.client('s3', endpoint_url=f'http://{host}:{port}'), shards(SMALL.length)
     client.create_bucket(Bucket='bench')
     for path in folder.rglob('*'):
@@ -104,7 +104,7 @@ def bucket(shards: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def make_config(shape: Shape, remote: str, folder: Path, workers: int, samples: int) -> PretrainingConfig:
-    """MAE-LM at ``shape``, ``samples`` rows long, with nothing but training in between."""
+    """A recipe of MAE-LM at ``shape`` for ``samples`` rows, evaluated and saved only at the end."""
     config = make_recipe(shape, decoder=True)
     config.save_folder = str(folder / 'run')
     config.data.remote, config.data.local, config.data.num_workers = remote, str(folder / 'cache'), workers
@@ -123,7 +123,7 @@ def build_loader(config: PretrainingConfig) -> Iterator[dict[str, torch.Tensor]]
 
 
 def test_conversion(benchmark: Callable, record: Callable, tmp_path: Path, ray_here: None) -> None:
-    """In this process alone, then as Ray tasks, one and two at a time."""
+    """Documents to shards, in this process, then with one and two Ray workers."""
     corpus = make_corpus(tmp_path / 'first', SMALL.length)
     build_tokenizer(corpus)
     documents = list(iterate_documents(corpus.sources))
@@ -139,7 +139,7 @@ def test_conversion(benchmark: Callable, record: Callable, tmp_path: Path, ray_h
             done = convert_documents(part, tokenizer_json, corpus, task, tmp_path / 'alone')
             tokens += sum(done[split]['tokens'] for split in ('train', 'validation'))
         speeds['conversion, one core, no Ray'] = tokens / (time.perf_counter() - start)
-        for number, workers in enumerate((2, 1, 2)):  # the first time Ray's workers start; it is measured again
+        for number, workers in enumerate((2, 1, 2)):  # the first pass starts Ray's workers; its speed is replaced
             parallel = make_corpus(tmp_path / f'ray{number}', SMALL.length)
             shutil.copytree(tmp_path / 'first/tokenizer', tmp_path / f'ray{number}/tokenizer')
             start = time.perf_counter()
@@ -159,13 +159,13 @@ def test_conversion(benchmark: Callable, record: Callable, tmp_path: Path, ray_h
 def test_loader(
     benchmark: Callable, record: Callable, tmp_path: Path, shards: Callable[[int], Path], bucket: str
 ) -> None:
-    """Batches of the small shape from a filled cache and, the cache empty, from S3; against training steps."""
+    """Batches of the small shape from a full cache, and from S3 with an empty cache, against training steps."""
     precision = measure_speeds().faster
     trainer = make_ours(SMALL, make_recipe(SMALL, decoder=False), precision, compiled=True)
     speeds: dict[str, float] = {}
 
     def read_epoch(remote: str, folder: Path, workers: int) -> float:
-        """Tokens/s from the first request to the last batch: start of workers and first shard included."""
+        """Tokens/s of one epoch, including the start of the workers and the first shard."""
         start, tokens = time.perf_counter(), 0
         for batch in build_loader(make_config(SMALL, remote, folder, workers, samples=SMALL.batch)):
             tokens += batch.labels.numel()
@@ -196,7 +196,7 @@ def test_loader(
 
 
 def test_collating(benchmark: Callable, record: Callable, tmp_path: Path, shards: Callable[[int], Path]) -> None:
-    """Drawing masks and making both views of one batch, in the trainer's own process, against the step it feeds."""
+    """Masking and collating one batch in the trainer's process, against a training step."""
     config = make_config(SMALL, str(shards(SMALL.length)), tmp_path, workers=0, samples=SMALL.batch)
     precision = measure_speeds().faster
     collator, trainer = build_collator(config), make_ours(SMALL, config, precision, compiled=False)
@@ -221,10 +221,10 @@ def test_collating(benchmark: Callable, record: Callable, tmp_path: Path, shards
 def test_composers_overhead(
     benchmark: Callable, record: Callable, tmp_path: Path, shards: Callable[[int], Path], shape: Shape
 ) -> None:
-    """Seconds from one optimizer step to the next, in ``pretrain`` and in a bare loop that does what the recipe says.
+    """Seconds between optimizer steps in ``pretrain`` and in a bare loop of the same recipe.
 
-    Both read, mask and collate in their own process, clip, and follow the schedule; what is left is Composer's
-    Trainer with our callbacks: the log, the clock, the checks.
+    Both read, mask and collate in their own process, clip gradients and follow the schedule. The difference is the cost
+    of Composer's Trainer with our callbacks.
     """
     steps = STEPS * (1 if shape is HALF else 10)
     stamps: list[float] = []
@@ -258,7 +258,7 @@ def test_composers_overhead(
 
 
 def train_bare(config: PretrainingConfig) -> None:
-    """The recipe's model, rows, masks, optimizer, clipping and schedule, and nothing else."""
+    """Train with the recipe's model, rows, masks, optimizer, clipping and schedule in a plain loop."""
     model = build_model(config.model, config.seed).to(DEVICE)
     model.select_attention(config.training.attention, DEVICE)
     optimizer = build_optimizer(model.parameters(), config.optimizer)
@@ -273,4 +273,4 @@ def train_bare(config: PretrainingConfig) -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        assert loss.isfinite()  # waits for the device, as a loop that logs does
+        assert loss.isfinite()  # waits for the device, as logging would

@@ -11,6 +11,6 @@ def test_figure1(make: Callable, suite: Suite) -> None:
     layers = suite.load_pretraining(ROBERTA).model.num_hidden_layers + 1  # the embeddings are layer 0
     for column in ('rank_real', 'rank_with_masks', 'rank_masks'):
         assert [row['x'] for row in rows if row['column'] == column] == [str(layer) for layer in range(layers)]
-    # All [MASK]s enter as one vector; only their positions differ.
+    # At layer 0, all [MASK]s have the same token embedding and differ only by position.
     first = {row['column']: float(row['value']) for row in rows if row['x'] == '0'}
     assert first['rank_masks'] < first['rank_real']

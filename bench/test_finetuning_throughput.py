@@ -2,9 +2,9 @@
 
     MAELM_DATA=folder pytest -s bench/test_finetuning_throughput.py [--record]
 
-The peer pads each batch to its longest row and has its default AdamW and clipping, as its users do. Rows are MNLI's
-where MAELM_DATA names a folder with glue/mnli, else the demo's pairs. Rounds alternate; the figures are medians.
-Evaluation and tokenising off the clock. bf16 is left out where the device is slow in it.
+The Trainer pads each batch to its longest row, with its default AdamW and clipping. The rows are MNLI's if MAELM_DATA
+is set, else those of demo_pair. Both train in turn; the figures are medians over rounds, without evaluation and
+tokenisation. bf16 is skipped on a device that is slow in it.
 """
 
 import os
@@ -41,7 +41,7 @@ SPECIALS = ('[CLS]', '[PAD]', '[SEP]', '[UNK]', '[MASK]')
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A vocabulary of the size that the small scale has, from the rows themselves."""
+    """A tokenizer trained on the rows, with the vocabulary size of the small scale."""
     bpe = Tokenizer(models.BPE(unk_token='[UNK]'))
     bpe.normalizer = normalizers.Lowercase()
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel()
@@ -90,7 +90,7 @@ def time_peer(
 
 
 def time_ours(inputs: Inputs, task_name: str, num_labels: int, precision: Precision) -> tuple[float, float]:
-    """Seconds, and the share of padding."""
+    """Training seconds and the share of padding."""
     peer = build_peer(num_labels).roberta
     config, weights = import_encoder(peer.config, peer.state_dict())
     task, settings = find_task(task_name), FinetuningConfig(task=task_name, max_epochs=1, batch_size=BATCH)
@@ -115,7 +115,7 @@ def test_finetuning_throughput(benchmark: Callable, record: Callable, tmp_path: 
     ours, peers, shares = [], [], []
 
     def run_round() -> None:
-        keep_freed_memory(False)  # as the peer's users have it
+        keep_freed_memory(False)  # the default of the allocator, as for any user of the Trainer
         peers.append(time_peer(inputs, tokenizer, task.num_outputs, precision, tmp_path))
         keep_freed_memory()
         seconds, share = time_ours(inputs, task.name, task.num_outputs, precision)

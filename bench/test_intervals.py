@@ -1,10 +1,10 @@
-"""How often an interval of MAE-LM − RoBERTa covers the truth: simulated, since no experiment knows the truth.
+"""Simulated coverage of the intervals of MAE-LM − RoBERTa.
 
     pytest -s bench/test_intervals.py [--record]        a minute or two; with --record: intervals.csv in the results
 
-Two models of equal worth are pretrained with a few seeds, paired, and scored on one development set. An example is
-answered rightly with the logistic of its difficulty, of what the model makes of it, of the seed's luck and of what that
-seed makes of that example. The truth is about other seeds and other examples, and is zero.
+Two models are pretrained with a few paired seeds and scored on one development set. The probability of a correct answer
+is the logistic function of a sum of normal variables: one for the example, one for model and example, one for the seed,
+one for seed and example. Over other seeds and examples, the true difference of the models is zero.
 """
 
 import csv
@@ -19,13 +19,13 @@ from maelm_composer.files import write_text
 from maelm_composer.statistics import estimate_contrast, estimate_mean, measure_example_variance
 
 EXPERIMENTS, RESAMPLES, TAILS = 2000, 500, (2.5, 97.5)
-# Standard deviations in logits: of a seed's luck, of what a model makes of an example, of what a seed makes of it.
+# Standard deviations in logits of the variables of the seed, of model and example, and of seed and example.
 WORLDS = {'seeds differ most': (0.25, 0.3, 1.0), 'both': (0.1, 0.8, 1.0), 'examples differ most': (0.02, 1.2, 0.5)}
 Interval = tuple[float | None, float | None]
 
 
 def draw_differences(generator: np.random.Generator, seeds: int, examples: int, world: str) -> np.ndarray:
-    """(seeds, examples): 1 where only the one model is right, -1 where only the other is."""
+    """(seeds, examples) difference of correctness: 1 if only the first model is right, -1 if only the second is."""
     of_seed, of_model, of_both = WORLDS[world]
     difficulty = generator.normal(1.5, 2.0, examples)
     answers = []
@@ -37,7 +37,12 @@ def draw_differences(generator: np.random.Generator, seeds: int, examples: int, 
 
 
 def resample(found: np.ndarray, of_seeds: np.ndarray, of_examples: np.ndarray | None) -> Interval:
-    """Percentiles of the mean over resamples, (R, seeds) and (R, examples) of weights that sum to one."""
+    """Percentile interval of the mean over R resamples.
+
+    Args:
+        of_seeds: (R, seeds) weights that sum to one.
+        of_examples: (R, examples) weights that sum to one; None: the examples are not resampled.
+    """
     by_seed = found.mean(1)[:, None] if of_examples is None else found @ of_examples.T
     means = (of_seeds.T * by_seed).sum(0)
     low, high = np.percentile(means, TAILS)
@@ -57,7 +62,7 @@ def estimate_by_seeds(found: np.ndarray) -> Interval:
 
 
 def measure_coverage(seeds: int, examples: int, world: str) -> dict[str, float]:
-    """By method, the share of the simulated experiments whose interval holds zero."""
+    """Method -> the share of simulated experiments whose interval contains zero."""
     generator = np.random.default_rng([seeds, examples, list(WORLDS).index(world)])
     of_seeds, of_examples = (generator.multinomial(n, [1 / n] * n, RESAMPLES) / n for n in (seeds, examples))
     methods: dict[str, Callable[[np.ndarray], Interval]] = {

@@ -1,4 +1,4 @@
-"""The ladder: both models against the compute of pretraining."""
+"""The ladder: both models at several budgets of pretraining compute."""
 
 from collections.abc import Callable
 
@@ -13,5 +13,5 @@ def test_ladder(make: Callable, suite: Suite) -> None:
         for model in ('MAE-LM', 'RoBERTa'):
             found = [float(row['x']) for row in rows if (row['row'], row['column']) == (model, column)]
             assert found == [rung.flops for rung in RUNGS]
-    for rung in RUNGS:  # a rung is called by what RoBERTa costs
+    for rung in RUNGS:  # a rung is named by the FLOPs of RoBERTa
         assert abs(count_training_flops(suite.load_pretraining(rung.roberta)) / rung.flops - 1) < 0.01

@@ -9,6 +9,6 @@ from maelm_composer.suite.steps import Suite
 
 def test_table1(make: Callable, suite: Suite) -> None:
     rows = make('table1')
-    wanted = {column.name for role in (Role.glue, Role.squad) for column in columns_of(suite.scale, role)}
+    columns = {column.name for role in (Role.glue, Role.squad) for column in columns_of(suite.scale, role)}
     for label in (MAE_LM.label, ROBERTA.label, GAP):
-        assert {row['column'] for row in rows if row['row'] == label} == wanted | {average_column(suite.scale).name}
+        assert {row['column'] for row in rows if row['row'] == label} == columns | {average_column(suite.scale).name}

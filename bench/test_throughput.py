@@ -3,10 +3,9 @@
     pytest -s bench/test_throughput.py -k quick       under five minutes: tables to paste into an issue
     pytest -s bench/test_throughput.py [--record]     all; with --record: results/throughput/<table>-<machine>.csv
 
-In fp32, and in bf16 where the device trains about as fast in it or faster. Each contender has a process of its own.
-Every round trains each for a few steps in turn, so that a machine whose speed drifts treats all alike; the figures are
-medians over that half of the timed steps which other processes disturbed least. A test asserts that everything trained,
-never how fast.
+Speed is measured in fp32, and in bf16 if the device trains about as fast in it or faster. Each contender has its own
+process. A round trains each contender for a few steps, so that a drift of the machine's speed affects all alike.
+The figures are medians over the half of the timed steps that other processes disturbed least. No test asserts a speed.
 """
 
 from collections.abc import Callable
@@ -42,7 +41,7 @@ Makers = dict[str, Callable[[], Contender]]
 
 
 def list_contenders(shape: Shape, precision: Precision) -> Makers:
-    """Compiled and eager, peers and ours; at base size on a CPU ours compiled only and, in fp32, no MPNet."""
+    """Hugging Face's and our models, eager and compiled. At base size on a CPU: ours not eager, no MPNet in fp32."""
     roberta, mae_lm = make_recipe(shape, False), make_recipe(shape, True)
     same_model = make_recipe(shape, False, buckets=0)  # Hugging Face's RoBERTa has no relative bias
     has_all = shape.size == SMALL.size or DEVICE == 'cuda'
@@ -52,7 +51,7 @@ def list_contenders(shape: Shape, precision: Precision) -> Makers:
         makers[f'Hugging Face RoBERTa, {name}'] = partial(peer, has_bias=False)
         if has_all or precision is BF16:
             makers[f'Hugging Face MPNet, {name}'] = partial(peer, has_bias=True)
-        if DEVICE == 'cpu':  # how much of our lead is the allocator's
+        if DEVICE == 'cpu':  # shows how much of our speed is due to the allocator
             makers[f'Hugging Face RoBERTa, memory kept, {name}'] = partial(peer, has_bias=False, keeps_memory=True)
         if compiled or has_all:
             makers[f'our RoBERTa, {name}'] = partial(make_ours, shape, roberta, precision, compiled)
@@ -103,7 +102,7 @@ def test_training_throughput(benchmark: Callable, record: Callable, shape: Shape
 
 @pytest.mark.parametrize('precision', [FP32, BF16], ids=str)
 def test_quick(benchmark: Callable, precision: Precision) -> None:
-    """Records nothing. Half the batch of SMALL, and one round, keep it under five minutes."""
+    """A short table, under five minutes: half the batch of SMALL and one round. Nothing is recorded."""
     skip_if_slow(precision)
     makers = list_contenders(QUICK_SHAPE, precision)
     makers = {name: makers[name] for name in QUICK if name in makers}
@@ -113,7 +112,7 @@ def test_quick(benchmark: Callable, precision: Precision) -> None:
 
 @pytest.mark.parametrize('length', [128, 256, 512, 1024])
 def test_growth_with_length(benchmark: Callable, record: Callable, length: int) -> None:
-    """8,192 tokens a step, in rows of growing length."""
+    """8,192 tokens per step, in rows of several lengths."""
     compare_eager(benchmark, record, Shape(6, 256, 4, 2, length=length, batch=8192 // length, vocab=8192))
 
 
@@ -123,7 +122,7 @@ def test_growth_with_batch(benchmark: Callable, record: Callable, batch: int) ->
 
 
 def compare_eager(benchmark: Callable, record: Callable, shape: Shape) -> None:
-    """In the precision that the device trains faster in."""
+    """Compare eager models in the precision in which the device trains faster."""
     precision = measure_speeds().faster
     peer = partial(make_hugging_face, shape, precision, compiled=False, has_bias=False)
     makers = {

@@ -1,4 +1,4 @@
-"""Contenders in processes of their own, as training programs are: they share no heap, allocator or compiler."""
+"""Contenders in separate processes, so that they share no heap, allocator settings or compiler cache."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ CONTEXT = get_context('spawn')
 
 
 class Worker:
-    """A process with one contender, idle but while told to act; ``figures`` are those of its last act."""
+    """A process with one contender that waits for calls of ``run``; ``figures`` are those after the last call."""
 
     def __init__(self, name: str, make: Callable[[], Contender]) -> None:
         self._name = name
@@ -25,7 +25,11 @@ class Worker:
         self.figures = Figures()
 
     def run(self, act: Callable[[Contender], None]) -> None:
-        """``act`` on the contender, there; returns when it is done, and raises RuntimeError if its process dies."""
+        """Call ``act`` on the contender in its process and wait for the end.
+
+        Raises:
+            RuntimeError: the process died.
+        """
         try:
             self._pipe.send(act)
             self.figures = self._pipe.recv()
@@ -40,7 +44,7 @@ class Worker:
 
 @contextlib.contextmanager
 def start_workers(makers: dict[str, Callable[[], Contender]]) -> Iterator[dict[str, Worker]]:
-    """A worker each, all building their contenders at once."""
+    """Start a worker for each contender; all build their models at the same time."""
     workers = {name: Worker(name, make) for name, make in makers.items()}
     try:
         yield workers
@@ -51,7 +55,7 @@ def start_workers(makers: dict[str, Callable[[], Contender]]) -> Iterator[dict[s
 
 def _serve(pipe: Connection, make: Callable[[], Contender]) -> None:
     contender = make()
-    with contextlib.suppress(EOFError):  # the other end is closed: done
+    with contextlib.suppress(EOFError):  # raised when the other end closes the pipe
         while True:
             act = pipe.recv()
             act(contender)
@@ -60,7 +64,7 @@ def _serve(pipe: Connection, make: Callable[[], Contender]) -> None:
 
 
 def _give_memory_back() -> None:
-    """What a step takes is for the next contender; all of them together would not fit."""
+    """Return freed memory to the device and the system, since the contenders together would not fit."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     ctypes.CDLL(None).malloc_trim(0)

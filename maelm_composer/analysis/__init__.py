@@ -1,1 +1,1 @@
-"""What the hidden states of an encoder span, and when a model reaches an accuracy."""
+"""Effective ranks and subspaces of an encoder's hidden states, and time to accuracy."""

@@ -10,14 +10,14 @@ from torch import Tensor
 from maelm_composer.errors import InputError
 
 THRESHOLD = 0.9
-ROUNDING = 1e-9  # a share that misses the threshold by less has reached it but for rounding (ten equal σ: 9, not 10)
+ROUNDING = 1e-9  # tolerance of the threshold: with ten equal σ and rounding errors, the rank at 0.9 is 9, not 10
 
 
 class Gram:
-    """HᵀH and the column sums of rows that came in pieces, in float64 on the device of the rows.
+    """HᵀH and the column sums of rows that are added in pieces, in float64 on the device of the rows.
 
-    PAPER-SILENT: precision. float64 is exact where it matters: the shares of n rows are right to about n·1e-16, while
-    neighbouring shares are about 1 / D apart. A product of fp32 pieces is twice as fast but has no such bound.
+    PAPER-SILENT: precision. In float64, the energy shares of n rows are accurate to about n·1e-16, while neighbouring
+    shares are about 1 / D apart. Products in fp32 are twice as fast but have no such bound.
     """
 
     def __init__(self, size: int, device: torch.device | str = 'cpu') -> None:
@@ -26,14 +26,14 @@ class Gram:
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
 
     def add(self, rows: Tensor) -> None:
-        """Take in (n, D) rows, of any floating type."""
+        """Add (n, D) rows of any floating type."""
         rows = rows.double()
         self.count += len(rows)
         self.total += rows.sum(0)
         self.matrix.addmm_(rows.t(), rows)
 
     def __add__(self, other: 'Gram') -> 'Gram':
-        """The Gram matrix of both one's rows: of two sets of tokens, or of two processes."""
+        """The Gram matrix of the rows of both."""
         both = Gram(len(self.total), self.total.device)
         both.count = self.count + other.count
         both.total += self.total + other.total.to(both.total.device)
@@ -41,10 +41,10 @@ class Gram:
         return both
 
     def get_moment(self, centered: bool = False) -> Tensor:
-        """(D, D) float64 HᵀH, or with ``centered`` that of the rows less their mean.
+        """(D, D) float64 HᵀH; with ``centered``, of the rows minus their mean.
 
         Raises:
-            InputError: no rows, or rows that are not finite or all zero, which have no effective rank.
+            InputError: there are no rows, or they are not finite or all zero and so have no effective rank.
         """
         moment = self.matrix
         if centered and self.count:
@@ -58,18 +58,18 @@ class Gram:
 
 
 def find_directions(gram: Gram, threshold: float = THRESHOLD, centered: bool = False) -> Tensor:
-    """(D, rank_τ) orthonormal: the fewest directions that hold ``threshold`` of the rows' energy, largest first."""
+    """(D, rank_τ) orthonormal leading directions, which hold ``threshold`` of the rows' energy, largest first."""
     values, vectors = torch.linalg.eigh(gram.get_moment(centered))
     return vectors.flip(1)[:, : _count_leading(values, threshold)]
 
 
 def measure_effective_rank(gram: Gram, threshold: float = THRESHOLD, centered: bool = False) -> int:
-    """rank_τ of the rows. PAPER-SILENT: uncentred by default, as the formula is."""
+    """rank_τ of the rows. PAPER-SILENT: uncentred by default, as in the formula."""
     return _count_leading(torch.linalg.eigvalsh(gram.get_moment(centered)), threshold)
 
 
 def _count_leading(eigenvalues: Tensor, threshold: float) -> int:
-    """How many of the (D,) ascending ``eigenvalues``, from the largest on, sum to ``threshold`` of them all."""
+    """How many of the largest of the (D,) ascending ``eigenvalues`` sum to ``threshold`` of the total."""
     if not 0 < threshold <= 1:
         raise InputError(f'threshold {threshold}: must be above 0 and at most 1')
     energy = eigenvalues.flip(0).clamp(min=0)  # rounding can leave a zero slightly negative

@@ -1,4 +1,4 @@
-"""Rows -> batches without and with [MASK] -> the hidden states of the real tokens and of the [MASK]s."""
+"""Batches of the same rows with and without [MASK], the input of every rank measurement."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -16,26 +16,26 @@ from maelm_composer.masking.batch import Batch
 from maelm_composer.masking.collate import MaskingCollator
 
 TOKENS_PER_BATCH = 16_384
-# PAPER-SILENT: which tokens are "real". Here words only: how many [CLS] and [SEP] there are depends on how text is cut.
+# PAPER-SILENT: which tokens are "real". Not [CLS] and [SEP], whose number depends on how text is cut into blocks.
 NOT_REAL = (CLS_ID, PAD_ID, SEP_ID)
 
 
 @dataclass(frozen=True)
 class View:
-    """The same tokens without and with [MASK]; all fields (B, S)."""
+    """One batch of rows with and without [MASK]. All fields are (B, S)."""
 
-    plain_ids: Tensor
-    masked_ids: Tensor
+    plain_ids: Tensor  # the original tokens
+    masked_ids: Tensor  # the same with [MASK] at the masked positions
     position_ids: Tensor
     segment_ids: Tensor  # 0 is padding
     is_real: Tensor  # neither [CLS], [SEP] nor padding
-    is_masked: Tensor  # of the real ones: a [MASK] in ``masked_ids``
+    is_masked: Tensor  # True for the real tokens that are [MASK] in ``masked_ids``
 
     def to(self, device: torch.device) -> 'View':
         return View(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
     def number_sequences(self) -> Tensor:
-        """(B, S) a number for each block of each row; tokens of one follow each other."""
+        """(B, S) a number for each position that identifies its row and block."""
         rows = torch.arange(len(self.segment_ids), device=self.segment_ids.device)
         return self.segment_ids + rows[:, None] * (self.segment_ids.max() + 1)
 
@@ -43,12 +43,12 @@ class View:
 def iterate_views(
     source: RowSource, *, max_tokens: int, mlm_probability: float, seed: int, is_packed: bool
 ) -> Iterator[View]:
-    """The first rows of ``source`` that hold ``max_tokens`` real tokens, or all, with the suite's own masks.
+    """Batches of the first rows of ``source`` until they contain ``max_tokens`` real tokens, or of all rows.
 
-    The encoder sees every [MASK], as in plain MLM (Sec. 2.2).
+    The masks are drawn as in pretraining, and the encoder's input contains every [MASK], as in plain MLM (Sec. 2.2).
 
     Args:
-        is_packed: False for an encoder whose attention knows no blocks: each becomes a padded sequence of its own.
+        is_packed: False for an encoder without block-wise attention: each block becomes a padded row of its own.
     """
     masking = MaskingConfig(mlm_probability=mlm_probability, encoder_mask_fraction=1.0)
     collator = MaskingCollator(masking, source.vocab_size, seed)
@@ -75,7 +75,7 @@ def _build_view(batch: Batch, model_ids: Tensor) -> View:
 
 
 def split_blocks(view: View, pad_id: int) -> Iterator[View]:
-    """Every block of packed rows as a sequence of its own: the longest first, padded to the longest of its batch."""
+    """Unpack ``view``: each block becomes a row, longest first, padded to the longest of its batch."""
     rows, length = view.segment_ids.shape
     pieces = [
         (row * length + (segments == segment).nonzero().flatten())
@@ -85,7 +85,7 @@ def split_blocks(view: View, pad_id: int) -> Iterator[View]:
     pieces.sort(key=len, reverse=True)
     while pieces:
         count = max(rows * length // len(pieces[0]), 1)
-        # (B, S) slots of the packed rows; one behind the last for padding
+        # (B, S) index into the flattened packed rows; padding has the index after the last position.
         index = nn.utils.rnn.pad_sequence(pieces[:count], batch_first=True, padding_value=rows * length)
 
         def take(name: str, fill: int, index: Tensor = index) -> Tensor:

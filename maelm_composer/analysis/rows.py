@@ -1,4 +1,4 @@
-"""Rows of token ids to analyse: a checkpoint's validation shards, or any text files read with its tokenizer."""
+"""The rows of token ids that a rank is measured on: validation shards, or text files read with any tokenizer."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,27 +22,28 @@ from maelm_composer.errors import InputError
 from maelm_composer.recipe import hash_json
 
 SPLIT = 'validation'
-LONGEST_TEXT_ROW = 512  # tokens; an encoder that takes more is still measured at the paper's length
-CHARACTERS_PER_PACK = 1 << 20  # blocks of so much text share rows; it is read no further than is measured
+LONGEST_TEXT_ROW = 512  # tokens, the paper's length, also for encoders that take longer rows
+CHARACTERS_PER_PACK = 1 << 20  # text is read and packed into rows in pieces of this size, only as far as needed
 
 Ids = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """Packed rows, ``[CLS] line [SEP] line [SEP] [CLS] ...``, in the suite's ids: those that the masks are drawn on."""
+    """Packed rows, ``[CLS] line [SEP] line [SEP] [CLS] ...``, of ids in our shards' numbering, which masking needs."""
 
-    identity: dict[str, Any]  # JSON-ready; its ``hash`` decides the rows
-    open: Callable[[], Iterator[Ids]]  # (N,) rows, in their fixed order
-    vocab_size: int  # of the rows' ids, [MASK] last
-    model_ids: NDArray[np.int64]  # (vocab_size,) what the encoder calls each of them
+    identity: dict[str, Any]  # for the record (JSON); its ``hash`` is that of the rows
+    open: Callable[[], Iterator[Ids]]  # yields (N,) rows in a fixed order
+    vocab_size: int  # of the rows' ids; [MASK] is the last id
+    model_ids: NDArray[np.int64]  # (vocab_size,) the encoder's id for each id of the rows
 
 
 def find_shards(config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_seq_len: int) -> RowSource:
     """The validation rows of ``config.remote``.
 
     Raises:
-        InputError: no shards there, longer rows than the encoder takes, or another vocabulary than the checkpoint's.
+        InputError: the shards are missing, have longer rows than the encoder takes, or another vocabulary than
+            ``tokenizer``.
     """
     manifest = load_manifest(config.remote)
     if manifest.max_seq_len > max_seq_len:
@@ -53,7 +54,7 @@ def find_shards(config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_seq_
     content = read_file(join(config.remote, TOKENIZER, TOKENIZER_FILE))
     if content is None or Tokenizer.from_buffer(content).get_vocab() != tokenizer.get_vocab():
         raise InputError(
-            f"{config.remote} was not made with the checkpoint's vocabulary: choose its own shards, or give text files"
+            f"{config.remote} was made with another vocabulary than the checkpoint's: choose other shards or text files"
         )
 
     def open_rows() -> Iterator[Ids]:
@@ -66,15 +67,19 @@ def find_shards(config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_seq_
 
 
 def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_seq_len: int) -> RowSource:
-    """Rows packed from .txt, .jsonl and .parquet files, as ``maelm shards`` packs them, with any fast tokenizer.
+    """Rows packed from .txt, .jsonl and .parquet files as ``maelm shards`` packs them, with any fast tokenizer.
+
+    Args:
+        patterns: globs of the files.
 
     Raises:
-        InputError: a glob without a match, unreadable files, or a tokenizer without [CLS], [PAD], [SEP] and [MASK].
+        InputError: a glob has no match, a file is unreadable, or the tokenizer lacks one of [CLS], [PAD], [SEP] and
+            [MASK].
     """
     source = SourceConfig(kind=SourceKind.files, paths=list(patterns))
     length = min(max_seq_len, LONGEST_TEXT_ROW)
     specials = {CLS_ID: 'cls_token', PAD_ID: 'pad_token', SEP_ID: 'sep_token', -1: 'mask_token'}
-    # A tokenizer's own ids stand behind the suite's special ones, so that those cannot be mistaken for pieces.
+    # The tokenizer's ids are shifted past our leading special ids, so that no piece has the id of a special token.
     model_ids = np.arange(len(tokenizer) + NUM_LEADING_SPECIALS + 1) - NUM_LEADING_SPECIALS
     for ours, name in specials.items():
         theirs = getattr(tokenizer, f'{name}_id')

@@ -1,4 +1,4 @@
-"""Where the [MASK] representations lie beside the real tokens', and how far these are from rank one (Theorem 2.2)."""
+"""The subspaces of [MASK] and of real-token representations, and the distance to rank one (Theorem 2.2)."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def measure_outside_share(gram: Gram, directions: Tensor, centered: bool = False) -> float:
-    """Share of the rows' energy outside the span of (D, r) orthonormal ``directions``: 1 - tr(VᵀGV) / tr(G), 0 to 1.
+    """Share of the rows' energy outside the span of (D, r) orthonormal ``directions`` V: 1 - tr(VᵀGV) / tr(G), 0 to 1.
 
-    0 is the hypothesis that Theorem 2.2 refutes: that the real tokens' row space contains that of the [MASK]s.
+    Theorem 2.2 refutes that the real tokens' row space contains that of the [MASK]s, which would be a share of 0.
     """
     moment = gram.get_moment(centered)
     inside = ((moment @ directions) * directions).sum() / moment.trace()
@@ -19,10 +19,10 @@ def measure_outside_share(gram: Gram, directions: Tensor, centered: bool = False
 
 
 def measure_principal_angles(one: Tensor, other: Tensor) -> list[float]:
-    """Angles in degrees between the spans of (D, r) and (D, s) orthonormal columns, at ``QUANTILES`` of the min(r, s).
+    """The ``QUANTILES`` of the min(r, s) principal angles, in degrees, between (D, r) and (D, s) orthonormal columns.
 
-    From the smallest to the largest; an angle of 0 is a shared direction, 90 one that the other span does not have.
-    Where r + s exceeds D, at least r + s - D of them are 0.
+    An angle of 0 is a direction in both spans; at 90 degrees, a direction of one span is orthogonal to the other. If
+    r + s exceeds D, at least r + s - D angles are 0.
     """
     cosines = torch.linalg.svdvals(one.t() @ other).clamp(max=1)
     angles = torch.rad2deg(cosines.acos())
@@ -30,13 +30,15 @@ def measure_principal_angles(one: Tensor, other: Tensor) -> list[float]:
 
 
 class RankOneResidual:
-    """Mean over sequences of ‖R‖_{1,∞} / ‖H_R‖_{1,∞}, R = H_R - 1hᵀ: 0 where all tokens of a sequence are one vector.
+    """Mean over sequences of ‖R‖_{1,∞} / ‖H_R‖_{1,∞} with R = H_R - 1hᵀ (App. A of the paper).
 
-    (Meng et al., arXiv:2302.02060, preprint, App. A): ‖·‖_{1,∞} is the geometric mean of the matrix norms ‖·‖_1, the
-    largest column sum, and ‖·‖_∞, the largest row sum. The theorem bounds it within what attention reads together, so
-    it is taken per sequence. PAPER-SILENT: the norm that h minimises; here Frobenius, so h is the mean; and the
-    division by ‖H_R‖, without which layers would be compared by their scale. The theorem is about attention alone;
-    measured is the whole layer, with its residual connection and feed-forward network.
+    ‖·‖_{1,∞} is the geometric mean of ‖·‖_1, the largest column sum of absolute values, and ‖·‖_∞, the largest row sum.
+    The residual is 0 if all real tokens of a sequence have the same representation. Theorem 2.2 bounds it for one
+    attention pass, hence per sequence, and for attention alone; the residual of the whole layer is measured, with skip
+    connections and the feed-forward network.
+
+    PAPER-SILENT: the norm that h minimises (here Frobenius, so h is the mean token), and the division by ‖H_R‖_{1,∞},
+    which makes layers of different scale comparable.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class RankOneResidual:
         self._count = 0
 
     def add(self, rows: Tensor, sizes: Tensor) -> None:
-        """(n, D) real tokens of K sequences in turn and their (K,) ``sizes``; a token alone in its own is left out."""
+        """Add K sequences: (n, D) real tokens, sequence after sequence, and (K,) ``sizes``. Size 1 is ignored."""
         rows = rows.float()
         means = torch.segment_reduce(rows, 'mean', lengths=sizes)
         ratios = _measure_norms(rows - means.repeat_interleave(sizes, 0), sizes) / _measure_norms(rows, sizes)
@@ -57,7 +59,7 @@ class RankOneResidual:
 
 
 def _measure_norms(rows: Tensor, sizes: Tensor) -> Tensor:
-    """(n, D) rows of K matrices, one after another, of (K,) ``sizes`` -> (K,) ‖·‖_{1,∞}."""
+    """(n, D) rows of K matrices in turn, (K,) numbers of rows -> (K,) ‖·‖_{1,∞}."""
     magnitudes = rows.abs()
     column_sums = torch.segment_reduce(magnitudes, 'sum', lengths=sizes)
     row_sums = torch.segment_reduce(magnitudes.sum(1), 'max', lengths=sizes)

@@ -37,7 +37,7 @@ class ScoredCheckpoint:
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a curve needed for a target, in units of the axis; infinity: it never got there."""
+    """The cost of reaching a target, in units of the axis; infinity if the curve never reaches it."""
 
     first_crossing: float
     interpolated: float  # equal to or less than the first crossing
@@ -61,7 +61,7 @@ def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -
                 return Arrival(cost, cost, starts_above=True)
             start = before.get_cost(axis)
             way = (target - before.median) / (point.median - before.median)
-            # Rounding must not carry it past the checkpoint itself.
+            # Rounding must not make the interpolated cost exceed the checkpoint's.
             return Arrival(cost, min(start + way * (cost - start), cost), starts_above=False)
         before = point
     return Arrival(math.inf, math.inf, starts_above=False)

@@ -1,4 +1,4 @@
-"""A checkpoint of ours -> a folder that Hugging Face's Auto classes load (docs/export.md)."""
+"""Exporting our checkpoints as folders that Hugging Face's Auto classes load (docs/export.md)."""
 
 import os
 import shutil
@@ -25,20 +25,22 @@ from maelm_composer.recipe import to_plain
 from maelm_composer.records import FinetuningRecord, Pretraining, PretrainingRecord, parse_finetuning
 from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, SPAN
 
-_PREFIXES = {'roberta': 'Roberta', 'mpnet': 'MPNet', 'maelm': 'Maelm'}  # of class names, by model type
-_ENCODER, _CLASSIFIER, _SPAN = 'Model', 'ForSequenceClassification', 'ForQuestionAnswering'  # what follows them
+# A class name is the prefix of the model type and a suffix: RobertaModel, MPNetForQuestionAnswering.
+_PREFIXES = {'roberta': 'Roberta', 'mpnet': 'MPNet', 'maelm': 'Maelm'}
+_ENCODER, _CLASSIFIER, _SPAN = 'Model', 'ForSequenceClassification', 'ForQuestionAnswering'
 _FIRST_TOKEN_HEAD = {'dense': 'classifier.dense', 'output': 'classifier.out_proj'}
 _SPAN_HEAD = {'output': 'qa_outputs'}
 
 
 def export(checkpoint: str, folder: str) -> None:
-    """Write ``folder``, whole or not at all: config, safetensors, tokenizer and a model card.
+    """Write ``folder`` with config, safetensors, tokenizer and a model card. A failure leaves no partial folder.
 
     Args:
-        checkpoint: as in :func:`load_pretrained`; the decoder and the language model's head are left behind.
+        checkpoint: a checkpoint of ours, as in :func:`load_pretrained`; its decoder and its language-modelling head
+            are not exported.
 
     Raises:
-        InputError: the checkpoint cannot be read or is not one of ours, or ``folder`` holds something.
+        InputError: the checkpoint cannot be read or is not one of ours, or ``folder`` is not empty.
     """
     target = Path(os.path.abspath(folder))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -53,7 +55,7 @@ def export(checkpoint: str, folder: str) -> None:
     head = read_weights(found, 'head.')[0] if description else {}
     model = build_stock_model(pretrained, description, head)
     tokenizer = pretrained.tokenizer
-    tokenizer.split_special_tokens = False  # as everywhere at Hugging Face: "[MASK]" in a text is the mask
+    tokenizer.split_special_tokens = False  # Hugging Face's convention: "[MASK]" in a text is the mask token
     tokenizer.backend_tokenizer.encode_special_tokens = False
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,13 +69,18 @@ def export(checkpoint: str, folder: str) -> None:
             shutil.copyfile(source, staged / source.name)
         card = write_card(found, pretrained, description, type(model).__name__)
         (staged / 'README.md').write_text(card, encoding='utf-8')
-        staged.rename(target)  # over an empty folder too
+        staged.rename(target)  # also replaces an empty folder
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 
 
 def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], head: Mapping[str, Tensor]) -> Any:
-    """The Hugging Face model; ``description`` and ``head`` are empty where nothing was fine-tuned."""
+    """The Hugging Face model with the weights of ``pretrained``, and of ``head`` if the model is fine-tuned.
+
+    Args:
+        description: the content of finetuned.json; empty for a pretrained encoder.
+        head: the weights of the task's head by name; empty for a pretrained encoder.
+    """
     assert pretrained.config is not None
     tokenizer = pretrained.tokenizer
     config, weights = export_encoder(pretrained.config, pretrained.encoder.state_dict(), int(tokenizer.pad_token_id))
@@ -86,21 +93,21 @@ def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], he
         weights = {f'{model_class.base_model_prefix}.{name}': value for name, value in weights.items()}
         for ours, theirs in (_SPAN_HEAD if kind == SPAN else _FIRST_TOKEN_HEAD).items():
             weights |= {f'{theirs}.{part}': head[f'{ours}.{part}'] for part in ('weight', 'bias')}
-        if kind == REGRESSION:  # trained on [0, 1]; whoever calls the model expects the data's own scale
+        if kind == REGRESSION:  # the head was trained on labels in [0, 1]; the export predicts the data's 0 to 5
             for part in ('weight', 'bias'):
                 weights[f'classifier.out_proj.{part}'] = weights[f'classifier.out_proj.{part}'] * MAX_SIMILARITY
     if not is_stock:
         module = Path(modeling_maelm.__file__).stem
         config.auto_map = {_name_auto(s): f'{module}.Maelm{s}' for s in (_ENCODER, _CLASSIFIER, _SPAN)}
         config.auto_map['AutoConfig'] = f'{module}.MaelmConfig'
-    with torch.device('meta'):  # every number comes from the checkpoint
+    with torch.device('meta'):  # no initial weights: the checkpoint has all of them
         model = model_class(config) if description else model_class(config, add_pooling_layer=False)
     model.load_state_dict(weights, assign=True)
     return model
 
 
 def _name_auto(class_name: str) -> str:
-    """The Auto class that loads it."""
+    """The Auto class that loads a model class, or a suffix of one."""
     return 'AutoModel' + (class_name[class_name.index('For') :] if 'For' in class_name else '')
 
 
@@ -116,7 +123,7 @@ def _describe_labels(config: PretrainedConfig, description: Mapping[str, Any]) -
 
 
 def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mapping[str, Any], class_name: str) -> str:
-    """README.md: what the model is, how to load it, its recipe, data and results, as far as they are recorded."""
+    """The text of README.md: how to load the model, and its recipe, data and results as far as they are recorded."""
     is_stock = not class_name.startswith('Maelm')
     task = description.get('task')
     auto = _name_auto(class_name)
@@ -137,7 +144,7 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     }
     lines = [
         '---',
-        'license: unknown  # yours to set: it follows from the text that the model was trained on',
+        'license: unknown  # set it: it depends on the text that the model was trained on',
         'library_name: transformers',
         'tags: [mae-lm, masked-language-modeling]',
         '---',
@@ -163,13 +170,13 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     recipe = {'model': description.get('config')}
     if found.run is not None:
         recipe = to_plain(read_recipe(found))
-        for private in ('run_name', 'save_folder', 'data'):  # paths and buckets of whoever trained it
+        for private in ('run_name', 'save_folder', 'data'):  # local paths and buckets
             recipe.pop(private)
     return '\n'.join([*lines, '## Recipe', '', '```yaml', yaml.safe_dump(recipe, sort_keys=False).rstrip(), '```', ''])
 
 
 def _describe_results(found: EncoderFolder, record: Pretraining | None) -> list[str]:
-    """Results of the last checkpoint of a finished run, or of a fine-tuned model whose record is beside its folder."""
+    """Lines with the results of a run's last checkpoint or of a fine-tuned model; none if there is no such record."""
     results: dict[str, float] = {}
     if found.run is None:
         uri = f'{found.uri}.json'

@@ -1,7 +1,8 @@
-"""Our encoder in Hugging Face's words and back, and any other encoder of theirs behind our encoder's interface.
+"""Conversion between our encoder and Hugging Face's, and a wrapper with our interface for all other encoders.
 
-Ours is RoBERTa without relative positions, MPNet with T5's 32 buckets up to distance 128, and modeling_maelm.py with
-any others; BERT is RoBERTa without its position offset. The same numbers up to the order of sums.
+Without relative positions, our encoder is RoBERTa; with T5's 32 buckets up to distance 128, MPNet; with any other
+buckets, the classes of modeling_maelm.py. BERT is RoBERTa without its position offset. The outputs are equal up to the
+order of sums.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,11 +17,11 @@ from maelm_composer.config import ModelConfig, RelativePositionFunction
 from maelm_composer.errors import InputError
 from maelm_composer.model.layer import take_rows
 
-# MPNet's code holds these; its config's number of buckets only sizes the table.
+# Constants in MPNet's code; the number of buckets in its config only sets the size of the bias table.
 MPNET_BUCKETS, MPNET_MAX_DISTANCE, MPNET_PAD_ID = 32, 128, 1
-POOLER = 'pooler.'  # of an unused output; never ours
+POOLER = 'pooler.'  # prefix of weights that our encoder does not have
 
-# Ours -> theirs, in a layer; three names stand for the parts of one fused matrix.
+# Our parameter of a layer -> Hugging Face's; our fused matrix is the concatenation of three of theirs.
 _FEED_FORWARD = {
     'intermediate': ['intermediate.dense'],
     'output': ['output.dense'],
@@ -36,7 +37,7 @@ _MPNET_LAYER = _FEED_FORWARD | {
     'self_attention.output': ['attention.attn.o'],
     'self_attention_norm': ['attention.LayerNorm'],
 }
-# Settings that have one name in all configs.
+# Keys with the same name in our config and in all of theirs.
 _SHARED = (
     *('vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads', 'intermediate_size'),
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'layer_norm_eps', 'initializer_range'),
@@ -47,7 +48,7 @@ _RELATIVE = 'encoder.relative_attention_bias.weight'
 
 
 def explain_unsupported(config: PretrainedConfig) -> str | None:
-    """Why our encoder cannot compute this model, or None where it can."""
+    """Why our encoder cannot compute this model, or None if it can."""
     kind = config.model_type
     if kind not in ('bert', 'roberta', 'mpnet', 'maelm'):
         return f'it is a {kind} model, neither bert, roberta, mpnet nor maelm'
@@ -63,7 +64,13 @@ def explain_unsupported(config: PretrainedConfig) -> str | None:
 
 
 def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Config and weights of a base model (no prefix) -> ours, for ``Encoder(config).load_state_dict(weights)``.
+    """Convert a Hugging Face base model to our config and state dict.
+
+    Args:
+        weights: the base model's state dict, names without the prefix of a model with a head.
+
+    Returns:
+        ``config`` and ``weights`` for ``Encoder(config).load_state_dict(weights)``.
 
     Raises:
         InputError: our encoder cannot compute this model.
@@ -83,7 +90,7 @@ def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> t
         model.relative_position_function = RelativePositionFunction[config.relative_attention_function]
     positions = weights[_POSITIONS][offset:]
     if not is_mpnet:
-        positions = positions + weights[_TOKEN_TYPES][0]  # one segment, so every token gets this row
+        positions = positions + weights[_TOKEN_TYPES][0]  # every token is of the first segment and gets this row
     ours = {'position_embeddings.weight': positions.clone()}
     if is_mpnet:
         ours['relative_position.weight'] = weights[_RELATIVE]
@@ -96,17 +103,18 @@ def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> t
 def export_encoder(
     config: ModelConfig, weights: Mapping[str, Tensor], pad_id: int
 ) -> tuple[PretrainedConfig, dict[str, Tensor]]:
-    """``Encoder(config).state_dict()`` -> the config and the weights (no prefix) of a Hugging Face base model.
+    """Convert our encoder to the config and the state dict of a Hugging Face base model.
 
     Args:
-        pad_id: of the tokenizer; their position table begins behind it.
+        weights: ``Encoder(config).state_dict()``.
+        pad_id: the tokenizer's id of [PAD]; Hugging Face numbers positions from ``pad_id`` + 1.
 
     Raises:
-        InputError: relative positions with another [PAD] than id 1, which MPNet's code holds.
+        InputError: the encoder has relative positions and [PAD] is not id 1, a constant in MPNet's code.
     """
     has_relative = config.relative_position_buckets > 0
     if has_relative and pad_id != MPNET_PAD_ID:
-        raise InputError(f'[PAD] has id {pad_id}: an encoder with relative positions is exported with id 1 only')
+        raise InputError(f'[PAD] has id {pad_id}: an encoder with relative positions can be exported with id 1 only')
     settings = {name: getattr(config, name) for name in _SHARED}
     settings |= {'max_position_embeddings': config.max_seq_len + pad_id + 1, 'pad_token_id': pad_id}
     buckets, distance = config.relative_position_buckets, config.relative_position_max_distance
@@ -135,7 +143,7 @@ def export_encoder(
 
 
 def position_offset(config: PretrainedConfig) -> int:
-    """Rows of their position table before that of a sequence's first token."""
+    """The row of Hugging Face's position table that a sequence's first token gets."""
     match config.model_type:
         case 'mpnet' | 'maelm':
             return MPNET_PAD_ID + 1
@@ -147,7 +155,7 @@ def position_offset(config: PretrainedConfig) -> int:
 
 
 def _pairs(num_layers: int, is_mpnet: bool) -> Iterator[tuple[str, list[str]]]:
-    """Every other parameter: our name, and theirs, or those of its parts one below the other."""
+    """Our name of each parameter but the position tables, and Hugging Face's names of its parts in order (rows)."""
     yield 'token_embeddings.weight', ['embeddings.word_embeddings.weight']
     for kind in ('weight', 'bias'):
         yield f'embedding_norm.{kind}', [f'embeddings.LayerNorm.{kind}']
@@ -157,7 +165,7 @@ def _pairs(num_layers: int, is_mpnet: bool) -> Iterator[tuple[str, list[str]]]:
 
 
 class HuggingFaceEncoder(nn.Module):
-    """A Hugging Face base model with the interface of ``model.encoder.Encoder``, for whole unpacked sequences only."""
+    """A Hugging Face base model with the interface of ``model.encoder.Encoder``, for one whole sequence a row."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -176,15 +184,17 @@ class HuggingFaceEncoder(nn.Module):
         return hidden if predicted_index is None else take_rows(hidden, predicted_index)
 
     def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
-        """(B, S) -> the embeddings' output and each layer's, (B, S, D) each."""
+        """(B, S) inputs -> the output of the embeddings and then of each layer, (B, S, D) each."""
         mask = self._check(position_ids, segment_ids)
         outputs = self.model(input_ids=input_ids, attention_mask=mask, output_hidden_states=True)
         yield from outputs.hidden_states
 
     def _check(self, position_ids: Tensor, segment_ids: Tensor) -> Tensor:
-        """The attention mask (B, S); these models count positions themselves and know one sequence a row."""
+        """The (B, S) attention mask. The model numbers positions itself and attends across a whole row."""
         is_real = segment_ids != 0
         in_order = torch.arange(position_ids.shape[1], device=position_ids.device)
         if (is_real & ((segment_ids != 1) | (position_ids != in_order))).any():
-            raise InputError('a Hugging Face encoder reads one whole sequence a row: no packing and no left-out tokens')
+            raise InputError(
+                'a Hugging Face encoder reads one whole sequence per row, without packing or omitted tokens'
+            )
         return is_real.long()

@@ -1,7 +1,7 @@
-"""MPNet with other buckets of the relative positions: base++, large++ and the authors' bucket function.
+"""MPNet with configurable buckets of relative positions, for base++, large++ and the authors' bucket function.
 
-Transformers' own MPNet has 32 buckets up to distance 128 written into its code. This file is copied into an exported
-folder and loaded from there (``trust_remote_code=True``), so it imports nothing but torch and transformers.
+In Transformers' MPNet, 32 buckets up to distance 128 are constants. ``maelm export`` copies this file into an exported
+folder, from which Transformers loads it (``trust_remote_code=True``): it may import only torch and transformers.
 """
 
 import math
@@ -19,7 +19,7 @@ from transformers.models.mpnet.modeling_mpnet import (
 
 
 class MaelmConfig(MPNetConfig):
-    """``relative_attention_function`` is 't5' or 'authors', see :func:`bucket_distances`."""
+    """MPNet's config; ``relative_attention_function`` is 't5' or 'authors', see :func:`bucket_distances`."""
 
     model_type = 'maelm'
 
@@ -32,7 +32,11 @@ class MaelmConfig(MPNetConfig):
 
 
 def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function: str) -> Tensor:
-    """Distances (key - query), any shape -> bucket ids: one for each short distance, wider ones with its logarithm."""
+    """Distances (key - query) -> bucket ids of the same shape.
+
+    Each short distance has a bucket of its own; beyond, the width of a bucket grows with the distance (T5, Raffel et
+    al., 2020). ``authors`` is the function of the MAE-LM authors' code.
+    """
     half = buckets // 2
     exact = half // 2
     size = distance.abs()
@@ -40,22 +44,22 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
     if function == 't5':
         far = exact + (ratio / math.log(max_distance / exact) * (half - exact)).floor().long()
         return torch.where(size < exact, size, far.clamp(max=half - 1)) + half * (distance > 0)
-    if function == 'authors':  # rounds up, and reaches the last bucket earlier
+    if function == 'authors':  # rounds up instead of down, and reaches the last bucket at a shorter distance
         far = exact + (ratio / math.log((max_distance - 1) / exact) * (half - 1 - exact) - 1e-9).ceil().long()
         return half - 1 + torch.where(size < exact, size, far.clamp(max=half - 1)) * distance.sign()
     raise ValueError(f'relative_attention_function {function!r} is neither t5 nor authors')
 
 
 class MaelmEncoder(MPNetEncoder):
-    """MPNet's layers under the bias of ``config``."""
+    """MPNet's layers with the relative position bias that ``config`` describes."""
 
     def __init__(self, config: MaelmConfig) -> None:
         super().__init__(config)
         if not hasattr(MPNetEncoder, 'compute_position_bias'):
-            raise RuntimeError('this release of transformers computes MPNet in another way; use 4.50 to 4.57')
+            raise RuntimeError('MPNetEncoder has no compute_position_bias in this release of transformers; use 4.57')
 
     def compute_position_bias(self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 0) -> Tensor:
-        """(B, S, D) -> (B, heads, S, S); the last two arguments are MPNet's and unused."""
+        """(B, S, D) hidden states -> (B, heads, S, S) bias. The last two arguments are MPNet's and unused."""
         positions = torch.arange(x.shape[1], device=x.device)
         config = self.config
         buckets = bucket_distances(

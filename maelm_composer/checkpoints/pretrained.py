@@ -1,4 +1,4 @@
-"""An encoder to start from: one of our own checkpoints, of which only the encoder is read, or any of Hugging Face."""
+"""Loading a pretrained encoder and its tokenizer: from a checkpoint of ours or from Hugging Face."""
 
 import contextlib
 import dataclasses
@@ -47,21 +47,21 @@ _DROPOUTS = {
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'dropout', 'attention_dropout'),
     *('hidden_dropout', 'embedding_dropout', 'mlp_dropout'),
 }
-# Of a config, what says where it came from and decides nothing.
-_ORIGIN_OF_A_CONFIG = {'_name_or_path', 'name_or_path', 'transformers_version', 'torch_dtype', 'dtype', 'architectures'}
+# Keys of a Hugging Face config that name its origin and do not change the model's output.
+_ORIGIN_KEYS = {'_name_or_path', 'name_or_path', 'transformers_version', 'torch_dtype', 'dtype', 'architectures'}
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """An encoder with what is needed to feed it and to say which it was."""
+    """An encoder, its tokenizer, its sizes and its identity."""
 
-    encoder: nn.Module  # called as model.encoder.Encoder
+    encoder: nn.Module  # has the interface of model.encoder.Encoder
     hidden_size: int
     max_seq_len: int
     vocab_size: int
-    tokenizer: PreTrainedTokenizerFast  # reads raw text: what spells a special token is ordinary text
+    tokenizer: PreTrainedTokenizerFast  # takes a special token's name in a text ("[MASK]") for ordinary characters
     identity: EncoderIdentity
-    config: ModelConfig | None  # None: computed by Hugging Face's own class
+    config: ModelConfig | None  # None if ``encoder`` is a HuggingFaceEncoder
 
 
 def load_pretrained(
@@ -70,14 +70,14 @@ def load_pretrained(
     """Read an encoder, in evaluation mode, and its tokenizer.
 
     Args:
-        checkpoint: a run folder or a checkpoint in it, local or s3://, a fine-tuned model's folder, or a Hugging Face
-            encoder, folder or hub name.
-        implementation: of a Hugging Face encoder. auto: ours where it computes the same.
-        dropout: of hidden states and attention, in place of the checkpoint's own.
+        checkpoint: a run folder or a checkpoint in it, local or s3://; a fine-tuned model's folder; or the folder or
+            hub name of a Hugging Face encoder.
+        implementation: the code that computes a Hugging Face encoder. auto: ours if its outputs are the same.
+        dropout: replaces the checkpoint's dropout of hidden states and attention weights.
 
     Raises:
-        InputError: it is not there, is damaged, does not fit its recipe or its tokenizer; or the implementation
-            cannot compute it.
+        InputError: the checkpoint is missing or damaged, its weights do not match its recipe or its tokenizer, or
+            ``implementation`` cannot compute it.
     """
     found = find_encoder(checkpoint)
     if found is None:
@@ -95,52 +95,56 @@ def load_pretrained(
 
 
 def _read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrainedTokenizerFast:
-    """The run's own; of a run from before there was one, that of its data, where it still is."""
+    """The tokenizer of the run or of the fine-tuned model; of an older run without one, that of its shards."""
     folder = checkpoint.tokenizer
     names = list_names(folder)
     if not names and checkpoint.run is not None:
         folder = join(read_recipe(checkpoint).data.remote, TOKENIZER)
         names = list_names(folder)
     if TOKENIZER_FILE not in names:
-        raise InputError(f'{checkpoint.tokenizer} is not there: copy there the tokenizer that made its shards')
+        raise InputError(f"{checkpoint.tokenizer} is not there: copy the tokenizer of the run's shards to this folder")
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
             content = read_file(join(folder, name))
             assert content is not None
             Path(scratch, name).write_bytes(content)
         tokenizer = AutoTokenizer.from_pretrained(scratch)
-    is_foreign = checkpoint.run is None and len(tokenizer) < config.vocab_size  # their tables may have spare rows
-    if len(tokenizer) != config.vocab_size and not is_foreign:
+    # A model fine-tuned from a Hugging Face encoder may have spare rows in its token table.
+    has_spare_rows = checkpoint.run is None and len(tokenizer) < config.vocab_size
+    if len(tokenizer) != config.vocab_size and not has_spare_rows:
         raise InputError(
-            f'{folder} has {len(tokenizer)} tokens, the model {config.vocab_size}: they do not belong together'
+            f"{folder} has {len(tokenizer)} tokens, the model {config.vocab_size}: the tokenizer is not the model's"
         )
     return _set_to_raw_text(tokenizer)
 
 
 def build_encoder(config: ModelConfig, weights: Mapping[str, Tensor], checkpoint: str) -> Encoder:
-    """Our encoder with these weights; torch's global generator is left as it was.
+    """Our encoder with these weights, in evaluation mode. torch's global generator keeps its state.
+
+    Args:
+        checkpoint: the name that an error message gives the weights.
 
     Raises:
-        InputError: the weights are not the config's.
+        InputError: a name or a shape in ``weights`` differs from the encoder's.
     """
     with torch.random.fork_rng(devices=[]):
         encoder = Encoder(config)
-    wanted = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
+    expected = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in weights.items()}
-    for name in sorted(wanted.keys() | given.keys()):
-        if wanted.get(name) != given.get(name):
+    for name in sorted(expected.keys() | given.keys()):
+        if expected.get(name) != given.get(name):
             raise InputError(
-                f'{checkpoint} does not fit its recipe: {name} is {given.get(name, "not there")} in the checkpoint, '
-                f'{wanted.get(name, "not there")} in the model'
+                f'{checkpoint} does not match its recipe: {name} is {given.get(name, "not there")} in the checkpoint, '
+                f'{expected.get(name, "not there")} in the model'
             )
     encoder.load_state_dict(weights)
     return encoder.eval()
 
 
 def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
-    """The encoder on the device it runs on. Until then nothing asks for a GPU, so that reading leaves CUDA alone."""
+    """Move the encoder to ``device``. Loading does not initialise CUDA; only this function may."""
     if isinstance(encoder, Encoder) and device.type == 'cuda':
-        # Not flex: rows come in many lengths, and it would compile for each of them.
+        # Not flex: FlexAttention would compile a kernel for each length of rows.
         select_attention(encoder, AttentionBackend.sdpa, device.type)
     return encoder.to(device)
 
@@ -154,7 +158,7 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         classes: tuple[Any, Any] = (MaelmConfig, MaelmModel) if is_maelm else (AutoConfig, AutoModel)
         config_class, model_class = classes
         theirs = config_class.from_pretrained(name)
-        architecture = {key: value for key, value in theirs.to_diff_dict().items() if key not in _ORIGIN_OF_A_CONFIG}
+        architecture = {key: value for key, value in theirs.to_diff_dict().items() if key not in _ORIGIN_KEYS}
         if dropout is not None:
             _set_dropout(name, theirs, dropout)
         model, info = model_class.from_pretrained(
@@ -189,7 +193,7 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
 
 
 def _identify(uri: str, digest: str, origin: Mapping[str, Any], is_ours: bool = True) -> EncoderIdentity:
-    """``origin`` holds what is known of the pretraining."""
+    """The identity in records; ``origin`` holds the recorded facts of the pretraining, if any."""
     known = {name: origin.get(name) for name in ('run_name', 'samples', 'recipe_hash', 'training_seconds')}
     return EncoderIdentity(uri=uri, hash=digest, implementation='ours' if is_ours else 'huggingface', **known)
 
@@ -206,13 +210,13 @@ def _read_origin(checkpoint: EncoderFolder) -> dict[str, Any]:
 def _set_dropout(name: str, config: PretrainedConfig, dropout: float) -> None:
     known = [key for key in config.to_dict() if key in _DROPOUTS]
     if not known:
-        raise InputError(f'{name}: its config has no dropout under a name that we know: cannot set it to {dropout}')
+        raise InputError(f'{name}: its config has none of the known dropout keys, so dropout cannot be {dropout}')
     for key in known:
         setattr(config, key, dropout)
 
 
 def _set_to_raw_text(tokenizer: Any) -> PreTrainedTokenizerFast:
-    """No special token is read out of text, and nothing is cut or padded that was not asked for."""
+    """Let the tokenizer read special tokens' names as ordinary characters, and neither truncate nor pad."""
     tokenizer.split_special_tokens = True
     tokenizer.backend_tokenizer.encode_special_tokens = True
     tokenizer.backend_tokenizer.no_truncation()
@@ -221,7 +225,7 @@ def _set_to_raw_text(tokenizer: Any) -> PreTrainedTokenizerFast:
 
 
 def _hash_content(weights: Mapping[str, Tensor], architecture: dict[str, Any], tokenizer: str) -> str:
-    """SHA-256 (hex) of names, shapes and fp32 values, however they are spread over files, config and tokenizer."""
+    """SHA-256 (hex) of config, tokenizer and the weights' names, shapes and fp32 values, independent of file layout."""
     digest = hashlib.sha256(json.dumps([architecture, tokenizer], sort_keys=True, default=str).encode())
     for name, value in sorted(weights.items()):
         digest.update(f'{name} {tuple(value.shape)}\n'.encode())
@@ -231,7 +235,7 @@ def _hash_content(weights: Mapping[str, Tensor], architecture: dict[str, Any], t
 
 @contextlib.contextmanager
 def _one_line(name: str) -> Iterator[None]:
-    """Transformers raises many kinds, and warns of the head that an encoder does not have."""
+    """Turn the exceptions of Transformers into an InputError of one line, and silence its warnings of missing heads."""
     verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
     logging.set_verbosity_error()
     hub_logging.set_verbosity_error()

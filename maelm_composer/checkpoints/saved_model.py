@@ -1,9 +1,10 @@
-"""Saving a fine-tuned model as the folder that ``maelm export`` reads.
+"""Saving a fine-tuned model as a folder that ``maelm export`` and ``maelm rank`` read.
 
 ::
 
     model.safetensors   encoder.* and head.*
-    finetuned.json      config (of the encoder), task, kind, label_names, max_seq_len, span, checkpoint (its origin)
+    finetuned.json      config (of the encoder), task, kind, label_names, max_seq_len, span, checkpoint (the pretrained
+                        encoder's identity)
     tokenizer/
 """
 
@@ -27,7 +28,7 @@ from maelm_composer.tasks.catalogue import SPAN, Task
 def save_model(
     folder: Path, weights: dict[str, Tensor], pretrained: Pretrained, task: Task, max_seq_len: int, span: SpanConfig
 ) -> None:
-    """Write ``folder``, whole or not at all, in place of one that exists."""
+    """Write ``folder``, replacing an existing one. A failure leaves no partial folder."""
     staged = folder.with_name(f'.{folder.name}.{os.getpid()}')
     description = {
         'config': to_plain(pretrained.config),

@@ -1,1 +1,1 @@
-"""A pretrained encoder and a task -> one record (Meng et al., arXiv:2302.02060, preprint, Sec. 4.1 and Table 1)."""
+"""Fine-tuning a pretrained encoder on one task, which gives one record (arXiv:2302.02060, Sec. 4.1 and Table 1)."""

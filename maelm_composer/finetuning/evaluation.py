@@ -1,4 +1,4 @@
-"""The whole dev set of a task: encoded once, scored after training."""
+"""Evaluating a model on a task's whole dev sets, which are tokenised once."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,8 @@ from maelm_composer.tasks.squad_metric import score_questions
 @dataclass(frozen=True)
 class Result:
     metrics: dict[str, float]
-    predictions: list[dict[str, Any]]  # one an example, in the order of the splits and their rows
-    influences: dict[str, np.ndarray]  # of the metrics that have one, (examples of the split,)
+    predictions: list[dict[str, Any]]  # one per example, in the order of the splits and their rows
+    influences: dict[str, np.ndarray]  # metric -> influence of every example of its split, (examples,)
 
 
 class Evaluator:
@@ -32,10 +32,10 @@ class Evaluator:
         max_seq_len: int,
         span: SpanConfig,
     ) -> None:
-        """Tokenise the dev sets; ``max_seq_len`` and ``span`` as they fit the encoder."""
+        """Tokenise the dev sets; ``max_seq_len`` and ``span`` must not exceed the encoder's limits."""
         self.task, self.examples, self.span = task, examples, span
         self.precision, self.pad_id = config.precision, tokenizer.pad_token_id
-        self.windows: list[list[Window]] = []  # of a span task, by example
+        self.windows: list[list[Window]] = []  # span task: the windows of each example
         if task.kind == SPAN:
             (split,) = task.eval_splits
             self.windows = list(build_windows(examples[split], tokenizer, max_seq_len, span, is_training=False))
@@ -44,7 +44,7 @@ class Evaluator:
             self.inputs = {split: encode_texts(rows, task, tokenizer, max_seq_len) for split, rows in examples.items()}
 
     def score_constant(self) -> float:
-        """What the best constant prediction reaches in the task's own metric."""
+        """The task's metric for the best constant prediction."""
         examples = self.examples[self.task.eval_splits[0]]
         is_span = self.task.kind == SPAN
         labels = [bool(example.answers_text) if is_span else example.label for example in examples]
@@ -55,20 +55,20 @@ class Evaluator:
         if self.task.kind == SPAN:
             return self._evaluate_span(scores[self.task.eval_splits[0]])
         is_classification = self.task.kind == CLASSIFICATION
-        guesses = {
+        outputs = {
             split: np.array([row.argmax() if is_classification else row for row in rows])
             for split, rows in scores.items()
         }
         labels = {split: np.array([example.label for example in rows]) for split, rows in self.examples.items()}
-        scale = MAX_SIMILARITY if self.task.kind == REGRESSION else 1  # the label's own
+        scale = MAX_SIMILARITY if self.task.kind == REGRESSION else 1  # predictions are recorded on the labels' scale
         predictions = [
-            {'split': split, 'id': example.id, 'label': example.label, 'prediction': guess.item() * scale}
+            {'split': split, 'id': example.id, 'label': example.label, 'prediction': output.item() * scale}
             | ({'scores': row.tolist()} if is_classification else {})
             for split in self.examples
-            for example, guess, row in zip(self.examples[split], guesses[split], scores[split], strict=True)
+            for example, output, row in zip(self.examples[split], outputs[split], scores[split], strict=True)
         ]
-        metrics = compute_metrics(self.task, guesses, labels)
-        return Result(metrics, predictions, compute_influences(self.task, guesses, labels))
+        metrics = compute_metrics(self.task, outputs, labels)
+        return Result(metrics, predictions, compute_influences(self.task, outputs, labels))
 
     def _evaluate_span(self, scores: list[np.ndarray]) -> Result:
         examples = self.examples[self.task.eval_splits[0]]

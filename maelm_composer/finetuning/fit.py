@@ -1,7 +1,7 @@
 """Training and prediction on one device.
 
-A plain loop: Composer's Trainer, which pretraining runs on, costs more than it gives here, where thousands of short
-runs share machines (docs/finetuning.md has the figures).
+The loop is plain PyTorch. A sweep makes thousands of short runs, for which Composer's Trainer has an overhead without
+a benefit (docs/finetuning.md).
 """
 
 import math
@@ -25,7 +25,7 @@ from maelm_composer.tasks.examples import Inputs
 from maelm_composer.training.optimizer import build_optimizer, linear_warmup_and_decay
 
 EVAL_BATCH_SIZE = 64
-STEPS_BETWEEN_CHECKS = 50  # of the losses: reading one waits for the device
+STEPS_BETWEEN_CHECKS = 50  # losses are read this seldom, because reading one waits for the device
 OPTIMIZER_SETTINGS = ('learning_rate', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay')
 
 
@@ -33,8 +33,8 @@ OPTIMIZER_SETTINGS = ('learning_rate', 'adam_beta1', 'adam_beta2', 'adam_eps', '
 class FitReport:
     steps: int
     train_loss: float  # mean over the last epoch's batches
-    training_seconds: float  # batches, forward, backward, optimizer; evaluation is off the clock
-    padded_share: float  # of all positions that training computed
+    training_seconds: float  # collating and training steps, without ``evaluate`` and ``observe``
+    padded_share: float  # padding's share of all positions that training computed
 
 
 def fit(
@@ -45,14 +45,14 @@ def fit(
     evaluate: Callable[[int], None],
     observe: Callable[[int], None] | None = None,
 ) -> FitReport:
-    """Train for ``config.max_epochs``; the order of the rows and dropout depend on ``config.seed`` alone.
+    """Train for ``config.max_epochs``. The order of the rows and dropout depend on ``config.seed`` alone.
 
     Args:
-        evaluate: called with the step when the evaluation protocol says so; off the clock.
-        observe: called with the epochs done, before the first and after each; off the clock.
+        evaluate: called with the number of steps done, at the steps of the evaluation protocol.
+        observe: called with the number of epochs done, before the first epoch and after each.
 
     Raises:
-        InputError: a loss is not finite; the step is named.
+        InputError: a loss is not finite; the message names the step.
     """
     device = next(model.parameters()).device
     steps_per_epoch = math.ceil(len(inputs) / config.batch_size)
@@ -84,7 +84,7 @@ def fit(
         unread.append(loss.detach())
         ends_epoch = observe is not None and step % steps_per_epoch == 0
         is_pause = step in evaluation_steps or ends_epoch
-        # Before a pause also for the clock: it waits for the device.
+        # Reading the losses waits for the device, so that the clock, too, stops at the right time.
         if len(unread) == STEPS_BETWEEN_CHECKS or is_pause:
             losses += _read_losses(unread, step)
             unread.clear()
@@ -100,7 +100,7 @@ def fit(
 
 
 def plan_evaluations(protocol: EvaluationProtocol, steps_per_epoch: int, epochs: int) -> set[int]:
-    """The steps, counted from 1, after which the dev set is evaluated; the last always."""
+    """The steps, counted from 1, after which the dev set is evaluated. The last step is always one."""
     match protocol:
         case EvaluationProtocol.final:
             return {steps_per_epoch * epochs}
@@ -110,7 +110,10 @@ def plan_evaluations(protocol: EvaluationProtocol, steps_per_epoch: int, epochs:
 
 @torch.inference_mode()
 def predict(model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id: int) -> list[np.ndarray]:
-    """The scores of every row, in the rows' order, fp32: (classes,), () or (S, 2) with S at least the row's length."""
+    """The model's output for each row, in the order of the rows, fp32.
+
+    (classes,) for classification, () for regression, (S, 2) for a span task, with S at least the row's length.
+    """
     device = next(model.parameters()).device
     model.eval()
     scores: list[np.ndarray] = [np.empty(0)] * len(inputs)

@@ -1,10 +1,10 @@
-"""A pretrained encoder under a task's head."""
+"""A pretrained encoder with a task's head."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maelm_composer.finetuning.batching import Batch
+from maelm_composer.finetuning.batching import FinetuningBatch
 from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, Task
 
 SPAN_INIT_STD = 0.02
@@ -20,13 +20,13 @@ class FirstTokenHead(nn.Module):
         self.output = nn.Linear(hidden_size, num_outputs)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(B, D) -> (B, outputs)"""
+        """(B, D) hidden states of the first tokens -> (B, outputs)"""
         hidden = torch.tanh(self.dense(self.dropout(hidden)))
         return self.output(self.dropout(hidden))
 
 
 class SpanHead(nn.Module):
-    """A start and an end score for every token."""
+    """A linear layer that gives every token a start and an end score."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class SpanHead(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, hidden: Tensor, is_candidate: Tensor) -> Tensor:
-        """(B, S, D) and (B, S) where an answer may start or end -> (B, S, 2), -inf elsewhere."""
+        """(B, S, D) hidden states, (B, S) candidates -> (B, S, 2) scores, -inf where a token is no candidate."""
         return self.output(hidden).masked_fill(~is_candidate[..., None], float('-inf'))
 
 
 class FinetuningModel(nn.Module):
     def __init__(self, encoder: nn.Module, hidden_size: int, task: Task, dropout: float, seed: int) -> None:
-        """``seed`` is that of the head's weights, torch's default ones for classes and numbers."""
+        """``seed`` draws the head's initial weights, without a change of torch's global generator."""
         super().__init__()
         self.encoder = encoder
         self.kind = task.kind
@@ -51,8 +51,8 @@ class FinetuningModel(nn.Module):
                 SpanHead(hidden_size) if task.kind == SPAN else FirstTokenHead(hidden_size, task.num_outputs, dropout)
             )
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Scores of a batch: (B, classes), (B,) numbers, or (B, S, 2) of starts and ends."""
+    def forward(self, batch: FinetuningBatch) -> Tensor:
+        """Outputs for a batch: (B, classes), (B,) for regression, or (B, S, 2) start and end scores."""
         tokens = batch.input_ids, batch.position_ids, batch.segment_ids
         if self.kind == SPAN:
             return self.head(self.encoder(*tokens), batch.is_candidate)
@@ -62,7 +62,7 @@ class FinetuningModel(nn.Module):
         return outputs.squeeze(-1) if self.kind == REGRESSION else outputs
 
     def compute_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Mean over the batch, in fp32: cross-entropy, squared error, or the mean of both ends' cross-entropies."""
+        """Mean loss of the batch, in fp32: cross-entropy, squared error, or the mean of the start's and the end's."""
         scores = scores.float()
         if self.kind == CLASSIFICATION:
             return functional.cross_entropy(scores, targets)

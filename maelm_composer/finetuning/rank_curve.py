@@ -1,4 +1,4 @@
-"""The rank of an encoder's last hidden states while it is fine-tuned (Table 3, Figure 5)."""
+"""The effective rank of an encoder's last layer during fine-tuning (Table 3, Figure 5)."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from maelm_composer.analysis.effective_rank import THRESHOLD, Gram, measure_effective_rank
-from maelm_composer.finetuning.batching import Batch, collate, sort_for_evaluation
+from maelm_composer.finetuning.batching import FinetuningBatch, collate, sort_for_evaluation
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE
 from maelm_composer.tasks.examples import Inputs
 
-MAX_TOKENS = 2**16  # 85 for each of base's dimensions; on two cores more took as long as the fine-tuning
+MAX_TOKENS = 2**16  # 85 per dimension of base; with more, the ranks took as long as the fine-tuning on two cores
 
 
 def rank_of_inputs(encoder: nn.Module, inputs: Inputs, special_ids: Collection[int], pad_id: int) -> int:
-    """As :func:`rank_of_encoder`, over every k-th row, at most ``MAX_TOKENS``; in fp32, as after pretraining."""
+    """:func:`rank_of_encoder` in fp32 over every k-th row, with the least k that gives about ``MAX_TOKENS`` tokens."""
     lengths = np.asarray(inputs.lengths)
     chosen = np.arange(0, len(lengths), math.ceil(lengths.sum() / MAX_TOKENS))
     batches = (chosen[rows] for rows in sort_for_evaluation(lengths[chosen].tolist(), EVAL_BATCH_SIZE))
@@ -26,18 +26,18 @@ def rank_of_inputs(encoder: nn.Module, inputs: Inputs, special_ids: Collection[i
 @torch.inference_mode()
 def rank_of_encoder(
     encoder: nn.Module,
-    batches: Iterable[Batch],
+    batches: Iterable[FinetuningBatch],
     special_ids: Collection[int],
     threshold: float = THRESHOLD,
 ) -> int:
-    """Effective rank of the real tokens' last hidden states, without [MASK]; takes no random number.
+    """Effective rank of the last layer at the real tokens. No random number is drawn.
 
     Args:
-        encoder: on any device; its mode is left as it was.
-        special_ids: the encoder's [CLS], [PAD] and [SEP].
+        encoder: on any device, in any mode; it is returned to its mode.
+        special_ids: the tokenizer's ids of [CLS], [PAD] and [SEP], which are not real tokens.
 
     Raises:
-        InputError: no real token in any batch.
+        InputError: no batch contains a real token.
     """
     device = next(encoder.parameters()).device
     specials = torch.tensor(sorted(special_ids), device=device)

@@ -1,0 +1,1 @@
+"""Masking: drawing the masked positions, and building the batches of pretraining."""

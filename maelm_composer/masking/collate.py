@@ -1,4 +1,4 @@
-"""Draws the masks of rows of token ids and splits each row into the encoder's and the decoder's view."""
+"""Masking rows of token ids, and splitting each row into the inputs of encoder and decoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class MaskingCollator:
     """Turns samples ``{input_ids (N,), row, epoch}`` into a batch.
 
     Args:
-        seed: of the masks only.
-        predicts_every_token: True for the autoregressive decoder, which regenerates the whole row.
+        seed: determines the masks, and nothing else.
+        predicts_every_token: True for the autoregressive decoder, which predicts the whole row.
     """
 
     masking: MaskingConfig
@@ -40,15 +40,15 @@ class MaskingCollator:
         return self._view(ids, fed_ids, is_masked, is_fed_masked)
 
     def visible_length(self, length: int) -> int:
-        """S of rows of N = ``length``: all positions but the masked ones that are left out of the encoder's input."""
+        """S for rows of N = ``length``: all positions but the masked ones that the encoder's input omits."""
         return count_visible(self.masking, length)
 
     def _count_fed(self, masked: Any) -> Any:
-        """How many of ``masked`` positions the encoder sees (Sec. 4.3, δ)."""
+        """How many of ``masked`` positions stay in the encoder's input (δ, Sec. 4.3)."""
         return np.rint(self.masking.encoder_mask_fraction * masked).astype(np.int64)
 
     def _draw(self, ids: Ids, epochs: Ids, rows: Ids) -> tuple[Flags, Flags]:
-        """(B, N) ids -> (B, N) masked positions; (B, N) those of them that stay in the encoder's input."""
+        """(B, N) ids -> (B, N) whether masked; (B, N) whether masked and in the encoder's input."""
         is_maskable = ids != PAD_ID
         if not self.masking.masks_special_tokens:
             is_maskable &= (ids != CLS_ID) & (ids != SEP_ID)
@@ -60,7 +60,7 @@ class MaskingCollator:
         return is_masked, is_fed_masked
 
     def _content(self, ids: Ids, epochs: Ids, rows: Ids) -> Ids:
-        """(B, N) the encoder's input at a masked position that stays in it."""
+        """(B, N) ids that replace the original ones at masked positions in the encoder's input."""
         match self.masking.encoder_mask_content:
             case EncoderMaskContent.mask_token:
                 return np.full_like(ids, self.vocab_size - 1)
@@ -70,7 +70,7 @@ class MaskingCollator:
                 return (NUM_LEADING_SPECIALS + bits % np.uint64(num_real_tokens)).astype(np.int64)
 
     def _view(self, ids: Ids, fed_ids: Ids, is_masked: Flags, is_fed_masked: Flags) -> Batch:
-        """Split masked rows into the encoder's and the decoder's input."""
+        """Split (B, N) masked rows into the inputs of encoder and decoder."""
         length = ids.shape[1]
         is_padding = ids == PAD_ID
         is_start = ids == CLS_ID
@@ -107,7 +107,7 @@ class MaskingCollator:
 
 
 def build_collator(config: PretrainingConfig) -> MaskingCollator:
-    """The collator of a recipe; the recipe's seed draws its masks."""
+    """The collator of a recipe, with the recipe's seed."""
     decoder = config.model.decoder
     return MaskingCollator(
         masking=config.masking,
@@ -118,13 +118,13 @@ def build_collator(config: PretrainingConfig) -> MaskingCollator:
 
 
 def _index_of(flags: Flags, width: int) -> Ids:
-    """(B, N) flags -> (B, ``width``) positions where the flag is set, ascending, then N for unused slots."""
+    """(B, N) flags -> (B, ``width``) positions of set flags, ascending, then N in unused slots."""
     index = np.argsort(~flags, axis=1, kind='stable')[:, :width]
     unused = np.arange(width) >= flags.sum(axis=1, keepdims=True)
     return np.where(unused, flags.shape[1], index)
 
 
 def _take(values: Ids, index: Ids, fill: int) -> Ids:
-    """(B, N) values at (B, K) index; ``fill`` where the index is N."""
+    """(B, N) values, (B, K) index -> (B, K) values; ``fill`` where the index is N."""
     padded = np.pad(values, ((0, 0), (0, 1)), constant_values=fill)
     return np.take_along_axis(padded, index, axis=1)

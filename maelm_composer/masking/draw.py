@@ -1,7 +1,7 @@
-"""Which positions of a row are masked: a pure function of (seed, epoch, row).
+"""Drawing the masked positions of a row, as a pure function of (seed, epoch, row).
 
-No random state is carried from batch to batch, so MAE-LM, RoBERTa and every δ mask the same positions of the same rows,
-whatever the number of ranks, workers or resumes (paired comparison).
+There is no random state. MAE-LM, RoBERTa and every δ therefore mask the same positions of the same rows (a paired
+comparison), with any number of ranks and loader workers, and after a restart.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def draw_bits(
 
 
 def count_masked(masking: MaskingConfig, length: int) -> tuple[int, int]:
-    """Fewest and most masked positions in a row of ``length`` tokens: equal unless rounding is random."""
+    """Least and greatest number of masked positions in a row of ``length`` tokens; equal unless rounding is random."""
     expected = masking.mlm_probability * length
     if masking.rounds_at_random:
         return int(np.floor(expected)), int(np.ceil(expected))
@@ -43,7 +43,7 @@ def count_masked(masking: MaskingConfig, length: int) -> tuple[int, int]:
 
 
 def count_visible(masking: MaskingConfig, length: int) -> int:
-    """S of a row of N = ``length`` tokens: the unmasked ones and the share δ of the masked ones (Sec. 4.3)."""
+    """S for rows of N = ``length`` tokens: all unmasked positions and the share δ of the masked ones (Sec. 4.3)."""
     fewest, _ = count_masked(masking, length)
     return length - fewest + round(masking.encoder_mask_fraction * fewest)
 
@@ -57,15 +57,19 @@ def draw_masked_positions(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw positions without replacement (Sec. 2.1 and App. C of the paper: 15 % random masks, no 80/10/10).
 
-    Each row gets round(p·N) masks among its (B, N) maskable positions; with ``rounds_at_random``, as in the authors'
-    code, floor(p·N + U[0, 1)).
+    A row gets round(p·N) masks or, with ``rounds_at_random`` as in the authors' code, floor(p·N + U[0, 1)).
+
+    Args:
+        is_maskable: (B, N) positions that may be drawn.
+        epochs: (B,) epoch of each row.
+        rows: (B,) number of each row in the data set.
 
     Returns:
-        (B, M) positions in the order drawn, so that the sets of the first k are nested;
+        (B, M) positions in the order of the draw; a smaller δ or probability uses a prefix of them.
         (B,) how many of them are masked.
 
     Raises:
-        InputError: a row has too few maskable tokens.
+        InputError: a row has fewer maskable positions than masks.
     """
     length = is_maskable.shape[1]
     _, most = count_masked(masking, length)

@@ -1,4 +1,4 @@
-"""The tasks, one row each: what they read, what they are scored by, which search space they have."""
+"""The table of the tasks: columns, labels, metrics and search space of each."""
 
 import difflib
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ CLASSIFICATION, REGRESSION, SPAN = 'classification', 'regression', 'span'
 
 @dataclass(frozen=True)
 class Task:
-    """One row of the table. Metrics are fractions, the paper's own (Sec. 4.1) as ``metric``."""
+    """One task. All metrics are fractions."""
 
     name: str
-    group: str  # glue_small, glue_large or squad2: its search space (Tables 5 and 6)
-    kind: str  # classification, regression or span: its head
+    group: str  # glue_small, glue_large or squad2: selects the search space (Tables 5 and 6)
+    kind: str  # classification, regression or span: selects the head
     text_columns: tuple[str, ...]
-    label_names: tuple[str, ...]  # by label id, as on the Hugging Face Hub; regression and span: none
-    metric: str  # of metrics, the one that the paper reports
-    metrics: tuple[str, ...]  # all that a record holds
-    hub: tuple[str, str] | None  # dataset and configuration on the Hugging Face Hub; None: a demo task
+    label_names: tuple[str, ...]  # by label id, as on the Hugging Face Hub; empty for regression and span
+    metric: str  # the metric that the paper reports (Sec. 4.1)
+    metrics: tuple[str, ...]  # all metrics in a record, ``metric`` included
+    hub: tuple[str, str] | None  # dataset and configuration on the Hugging Face Hub; None for a demo task
     eval_splits: tuple[str, ...] = ('dev',)
 
     @property
     def num_outputs(self) -> int:
-        """Of the head: a score a class, one number, or the start and end scores of a token."""
+        """Outputs of the head: one per class, one number, or the start and the end score of a token."""
         return {CLASSIFICATION: len(self.label_names), REGRESSION: 1, SPAN: 2}[self.kind]
 
 
@@ -68,7 +68,7 @@ TASKS: dict[str, Task] = {
             *('squad2', 'squad2', SPAN, ('question', 'context'), (), 'best_exact', _SPAN_METRICS),
             hub=('rajpurkar/squad_v2', 'squad_v2'),
         ),
-        # Not GLUE: made from the documentation on this machine (demo_tasks.py), so that every head runs offline.
+        # Not GLUE: tasks/demo.py makes these from the documentation on this machine, so that every head runs offline.
         _classify('demo_sentence', 'glue_small', ('sentence',), ('shuffled', 'original'), is_demo=True),
         _classify('demo_pair', 'glue_small', _SENTENCES, ('swapped', 'in_order'), is_demo=True),
         Task('demo_regression', 'glue_small', REGRESSION, _SENTENCES, (), 'spearman', _CORRELATIONS, None),
@@ -76,16 +76,16 @@ TASKS: dict[str, Task] = {
     )
 }
 
-GLUE = ('mnli', 'qqp', 'qnli', 'sst2', 'cola', 'rte', 'mrpc', 'stsb')  # the eight of the average, MNLI once
+GLUE = ('mnli', 'qqp', 'qnli', 'sst2', 'cola', 'rte', 'mrpc', 'stsb')  # the eight tasks of the average
 GROUPS = {task.group for task in TASKS.values()}
-MAX_SIMILARITY = 5.0  # STS-B: labels are 0 to 5; targets are divided by it (authors' code)
+MAX_SIMILARITY = 5.0  # labels of STS-B are 0 to 5; the head's targets are labels divided by 5 (authors' code)
 
 
 def find_task(name: str | None) -> Task:
-    """The task of that name.
+    """The task called ``name``.
 
     Raises:
-        InputError: there is none; the nearest is named.
+        InputError: there is no such task; the message suggests the nearest name.
     """
     if name is None:
         raise InputError('task is not set: give it in the recipe or as task=rte')

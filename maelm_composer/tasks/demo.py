@@ -1,6 +1,6 @@
-"""Small tasks made from the documentation that is on this machine, one for each head. They are not GLUE.
+"""Small tasks made from the documentation on this machine, at least one for each head. They are not GLUE.
 
-The same text gives the same rows; which text there is depends on the installed packages, and so does the data hash.
+The rows, and so the data hash, depend on the documentation of the installed packages, and on nothing else.
 """
 
 import functools
@@ -15,14 +15,14 @@ from maelm_composer.errors import InputError
 from maelm_composer.tasks.catalogue import MAX_SIMILARITY, Task
 
 TRAIN_ROWS, DEV_ROWS = 600, 200
-MAX_DOCUMENTS = 10_000  # read until there are enough texts
+MAX_DOCUMENTS = 10_000  # reading stops earlier once there are enough texts
 PASSAGE_WORDS = 10, 30
 SENTENCE = re.compile(r'(?<![^\n.]) ?([A-Z][a-z]+(?: [A-Za-z,]+){5,15})\.(?=\s|$)')
 QUOTED = re.compile(r'(?<!`)(`{1,2})([A-Za-z_][\w.]*)\1(?!`)')
 
 
 def make_demo_tables(task: Task) -> dict[str, pyarrow.Table]:
-    """Tables ``train`` and ``dev`` with the columns of the task; no text is in both.
+    """Tables ``train`` and ``dev`` with the columns of the task, made from disjoint texts.
 
     Raises:
         InputError: too little documentation is installed.
@@ -46,9 +46,9 @@ def make_demo_tables(task: Task) -> dict[str, pyarrow.Table]:
 
 @functools.lru_cache(maxsize=1)
 def _read_texts() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Different sentences of 6 to 16 plain words, and passages: two with one quoted name, then one without any."""
-    wanted = TRAIN_ROWS + DEV_ROWS
-    sentences: dict[str, str] = {}  # by their first words, as machine-written ones begin alike
+    """Distinct sentences of 6 to 16 plain words, and passages of which every third has no name in back-quotes."""
+    num_rows = TRAIN_ROWS + DEV_ROWS
+    sentences: dict[str, str] = {}  # by their first three words, since generated documentation repeats itself
     with_name: dict[str, None] = {}
     without: dict[str, None] = {}
     for document in iterate_documents([SourceConfig(max_documents=MAX_DOCUMENTS)]):
@@ -61,15 +61,15 @@ def _read_texts() -> tuple[tuple[str, ...], tuple[str, ...]]:
                 without[line] = None
             elif len(QUOTED.findall(line)) == 1 and '`' not in QUOTED.sub('', line):
                 with_name[line] = None
-        if min(len(sentences), len(without) * 3, len(with_name) * 3 // 2) > wanted:
+        if min(len(sentences), len(without) * 3, len(with_name) * 3 // 2) > num_rows:
             break
     named = list(with_name)
     passages = [text for three in zip(named[::2], without, named[1::2], strict=False) for text in three]
-    return tuple(sentences.values())[:wanted], tuple(passages)[:wanted]
+    return tuple(sentences.values())[:num_rows], tuple(passages)[:num_rows]
 
 
 def _make_sentence(text: str, number: int, generator: random.Random) -> dict[str, object]:
-    """Whether the words stand in their order."""
+    """Label 1 if the words are in their original order, 0 if they are shuffled."""
     words = text.split()
     if is_shuffled := number % 2 == 0:
         generator.shuffle(words)
@@ -77,7 +77,7 @@ def _make_sentence(text: str, number: int, generator: random.Random) -> dict[str
 
 
 def _make_pair(text: str, number: int) -> dict[str, object]:
-    """Whether the two halves of a sentence stand in their order."""
+    """Label 1 if the two halves of a sentence are in their original order, 0 if they are swapped."""
     words = text.lower().split()
     halves = [' '.join(words[: len(words) // 2]), ' '.join(words[len(words) // 2 :])]
     label = number % 2
@@ -85,7 +85,7 @@ def _make_pair(text: str, number: int) -> dict[str, object]:
 
 
 def _make_similarity(text: str, number: int, generator: random.Random) -> dict[str, object]:
-    """How many words of the first text the second keeps, from 0 to 5; the others are blanked out."""
+    """The second text is the first with some words blanked out; the label, 0 to 5, is the share of words kept."""
     words = text.lower().split()
     blanked = set(generator.sample(range(len(words)), k=generator.randint(0, len(words))))
     second = ['_' if i in blanked else word for i, word in enumerate(words)]
@@ -94,7 +94,7 @@ def _make_similarity(text: str, number: int, generator: random.Random) -> dict[s
 
 
 def _make_question(passage: str, number: int) -> dict[str, object]:
-    """Which name stands in back-quotes; every third passage has none."""
+    """Ask for the name in back-quotes; a passage without one is a question without an answer."""
     match = QUOTED.search(passage)
     answers = {'text': [match[2]] if match else [], 'answer_start': [match.start(2)] if match else []}
     question = 'Which name stands in back-quotes?'

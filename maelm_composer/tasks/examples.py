@@ -1,4 +1,4 @@
-"""Examples -> token ids and targets: ``[CLS] A [SEP]``, ``[CLS] A [SEP] [SEP] B [SEP]`` (authors' code)."""
+"""Examples as token ids and targets: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] [SEP] B [SEP]`` (authors' code)."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,11 @@ TEXTS_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the model reads, one row an example (span tasks: one a window), and what it should answer."""
+    """Token ids and targets, one row per example or, in a span task, per window."""
 
     input_ids: list[np.ndarray]  # each (T,) int32
-    targets: np.ndarray  # (rows,) class or number; span: (rows, 2) first and last token of the answer, 0 0 for none
-    passage_starts: np.ndarray | None = None  # (rows,) span only: the passage is [start, T - 1)
+    targets: np.ndarray  # (rows,) class or number; span: (rows, 2) first and last token of the answer, 0 0 if none
+    passage_starts: np.ndarray | None = None  # (rows,), span only: the passage's tokens are [start, T - 1)
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -33,7 +33,10 @@ class Inputs:
 
 
 def encode_texts(examples: Sequence[TextExample], task: Task, tokenizer: Any, max_seq_len: int) -> Inputs:
-    """Tokenise many texts at a time on all cores; what is too long loses its end, the longer text of a pair first."""
+    """Tokenise the examples of a classification or regression task, in batches on all cores.
+
+    A row of more than ``max_seq_len`` tokens is truncated at the end of its text; of a pair, the longer text first.
+    """
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
     rows: list[np.ndarray] = []
     for first in range(0, len(examples), TEXTS_AT_ONCE):
@@ -49,9 +52,9 @@ def encode_texts(examples: Sequence[TextExample], task: Task, tokenizer: Any, ma
 
 
 def stack_windows(windows_of_examples: Iterable[list[Window]]) -> tuple[Inputs, int]:
-    """What of the windows the model needs, and how many examples have none: their answer is not in their context."""
+    """The model's inputs from all windows, and the number of examples without a window (see ``build_windows``)."""
     rows, starts, targets, num_left_out = [], [], [], 0
-    for windows in windows_of_examples:  # one by one, as the offsets of a whole training set would fill the memory
+    for windows in windows_of_examples:  # an iterator: all offsets of a training set would not fit into memory
         num_left_out += not windows
         for window in windows:
             rows.append(np.array(window.input_ids, np.int32))
@@ -61,7 +64,7 @@ def stack_windows(windows_of_examples: Iterable[list[Window]]) -> tuple[Inputs, 
 
 
 def fit_span(span: SpanConfig, max_seq_len: int) -> SpanConfig:
-    """The same for rows so short that a question could take most of one: it is cut to half of what is free."""
+    """Limit ``max_query_length``, so that a question takes at most half of a row's tokens beside the special ones."""
     room = (max_seq_len - SPECIALS_OF_PAIR) // 2
     return dataclasses.replace(span, max_query_length=min(span.max_query_length, room))
 

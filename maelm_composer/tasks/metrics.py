@@ -1,7 +1,7 @@
 """Metrics of classification and regression as fractions, their influence functions, and scores of constant answers.
 
-Accuracy, F1 and correlations are not torchmetrics', which computes ratios in single precision and does not give 0 for
-every constant prediction (Matthews' correlation); scipy gives NaN there.
+torchmetrics is not used: its ratios are in single precision, and its Matthews correlation is not 0 for every constant
+prediction. scipy's correlations of a constant are NaN.
 """
 
 import numpy as np
@@ -14,8 +14,8 @@ def compute_metrics(task: Task, predictions: dict[str, np.ndarray], labels: dict
     """The task's metrics by name.
 
     Args:
-        predictions: by evaluation split, (examples,) label ids or numbers.
-        labels: the same.
+        predictions: evaluation split -> (examples,) label ids or numbers.
+        labels: as ``predictions``.
     """
     return {name: _compute(metric, predictions[split], labels[split]) for name, split, metric in _list_metrics(task)}
 
@@ -23,11 +23,11 @@ def compute_metrics(task: Task, predictions: dict[str, np.ndarray], labels: dict
 def compute_influences(
     task: Task, predictions: dict[str, np.ndarray], labels: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The influence function of each of the task's metrics at every example, (examples,); arguments as above.
+    """Metric -> its influence function at every example, (examples,). Arguments as in :func:`compute_metrics`.
 
-    A metric over n examples differs from its value on all examples there are by about the mean of these numbers over
-    the n, so their variance over n is the metric's variance over samples of examples; and those of a weighted sum of
-    metrics are the weighted sum of theirs.
+    To first order, the metric of a sample of n examples is the metric of the population plus the mean influence of the
+    sample. The variance of the influences divided by n therefore estimates the metric's sampling variance. Influences
+    are linear: those of a weighted sum of metrics are the weighted sum of the metrics' influences.
     """
     return {
         name: _measure_influence(metric, predictions[split], labels[split])
@@ -36,20 +36,20 @@ def compute_influences(
 
 
 def score_constant(task: Task, labels: np.ndarray) -> float:
-    """The score of the best constant answer.
+    """The task's metric for the best constant prediction.
 
     Args:
-        labels: (examples,); of a span task, whether each question has an answer.
+        labels: (examples,) labels; in a span task, True where the question has an answer.
     """
     if task.kind == SPAN:
         return float(1 - labels.mean())
     if task.kind == CLASSIFICATION and task.metric.endswith('accuracy'):
         return float(np.bincount(labels).max() / len(labels))
-    return 0.0  # a constant correlates with nothing
+    return 0.0  # the correlation of a constant is 0 by our convention
 
 
 def _list_metrics(task: Task) -> list[tuple[str, str, str]]:
-    """(name in a record, evaluation split, metric) of all metrics."""
+    """(name in the record, evaluation split, metric) of each of the task's metrics."""
     if len(task.eval_splits) == 1:
         return [(name, task.eval_splits[0], name) for name in task.metrics]
     parts = ((name, name.rpartition('_')) for name in task.metrics)
@@ -63,7 +63,7 @@ def _compute(metric: str, predictions: np.ndarray, labels: np.ndarray) -> float:
         case 'f1':
             true, either = ((predictions == 1) & (labels == 1)).sum(), (predictions == 1).sum() + (labels == 1).sum()
             return float(2 * true / either) if either else 0.0
-        case 'matthews' | 'pearson':  # Matthews' is Pearson's of two labels 0 and 1
+        case 'matthews' | 'pearson':  # Matthews' correlation is Pearson's of binary labels
             return _correlate(predictions, labels)
         case 'spearman':
             return _correlate(rankdata(predictions), rankdata(labels))
@@ -88,7 +88,7 @@ def _measure_influence(metric: str, predictions: np.ndarray, labels: np.ndarray)
             if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
                 return np.zeros(len(labels))
             first, second = ((rankdata(values) - 0.5) / len(values) for values in (predictions, labels))
-            # Besides its own two ranks, an example shifts the ranks of all above it.
+            # An example contributes its own two ranks and raises the ranks of all examples above it.
             shifts = _sum_from(first, second) + _sum_from(second, first)
             scale = first.std() * second.std()
             found: np.ndarray = (first * second + shifts) / scale
@@ -97,7 +97,7 @@ def _measure_influence(metric: str, predictions: np.ndarray, labels: np.ndarray)
 
 
 def _sum_from(ranks: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(n,) for each example the mean over all n of ``values`` where the rank is higher, and half where it is equal."""
+    """(n,) for each example, 1 / n times the sum of ``values`` at higher rank plus half the sum at equal rank."""
     _, inverse = np.unique(ranks, return_inverse=True)
     sums = np.bincount(inverse, weights=values)
     above: np.ndarray = np.cumsum(sums[::-1])[::-1] - sums / 2
@@ -105,7 +105,7 @@ def _sum_from(ranks: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _correlate(first: np.ndarray, second: np.ndarray) -> float:
-    """Pearson's correlation; 0 where one of the two is constant."""
+    """Pearson's correlation; 0 if either input is constant."""
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return 0.0
     return float(np.corrcoef(first, second)[0, 1])

@@ -1,4 +1,4 @@
-"""Where a task's examples come from: the Hugging Face Hub, a folder of Parquet files, or the demo's generator."""
+"""Loading a task's examples from the Hugging Face Hub, from Parquet files, or from the generator of the demo tasks."""
 
 import functools
 import hashlib
@@ -19,7 +19,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.tasks.catalogue import CLASSIFICATION, MAX_SIMILARITY, REGRESSION, SPAN, Task
 from maelm_composer.tasks.demo import make_demo_tables
 
-# What a column must hold: in words, and the types that are that.
+# Column types: a name for error messages, then the tests of which one must hold.
 TEXT = 'text', pyarrow.types.is_string, pyarrow.types.is_large_string
 NUMBERS = 'numbers', pyarrow.types.is_integer, pyarrow.types.is_floating
 
@@ -30,12 +30,12 @@ class TextExample:
 
     id: str
     texts: tuple[str, ...]  # one or two
-    label: float  # of a classification an int
+    label: float  # an int in classification
 
 
 @dataclass(frozen=True)
 class SpanExample:
-    """One question of a span task; the two lists are empty where it has no answer."""
+    """One question of a span task; both tuples are empty if the question has no answer."""
 
     id: str
     question: str
@@ -52,14 +52,14 @@ class TaskData:
 
 
 def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
-    """The training rows, a sample of them where ``config`` asks for it, and the whole dev sets.
+    """The training rows, or the sample of them that ``config`` sets, and the whole dev sets.
 
-    Read once a process, unless a file changes: a sweep's worker makes many runs, and MNLI takes seconds to read. The
-    rows are shared, not to be changed.
+    The result is cached until a file changes: a sweep's worker runs many fine-tunings, and reading MNLI takes seconds.
+    All callers get the same lists and must not change them.
 
     Raises:
-        InputError: a folder, file or column that is not there, a label outside the task's range, an empty split, a
-            task that the source does not have, no network.
+        InputError: a missing folder, file or column, a label outside the task's range, an empty split, a task that the
+            source does not have, or no network.
     """
     if (config.source is TaskSource.demo) != (task.hub is None):
         kind = 'is made by data.source=demo only' if task.hub is None else 'is not in data.source=demo'
@@ -94,7 +94,7 @@ def _load(
 
 
 def sample_evenly(rows: list[Any], count: int) -> list[Any]:
-    """The ``count`` rows of smallest hash, in their order: the same ones for every model and seed."""
+    """The ``count`` rows of smallest hash, in their original order: the same rows for every model and seed."""
     if count >= len(rows):
         return rows
     digests = [hashlib.blake2b(_serialize(row), digest_size=8).digest() for row in rows]
@@ -132,7 +132,7 @@ def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
     datasets.disable_progress_bars()
     try:
         dataset = datasets.load_dataset(name, subset, split=hub_split)
-    except Exception as error:  # no network, a name that has moved: many kinds
+    except Exception as error:  # a missing network or a moved dataset raises one of many types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
             f'dataset {name} cannot be fetched from the Hugging Face Hub: {reason}; without network use '
@@ -145,7 +145,7 @@ def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
 
 
 def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
-    """Rows of a table with the Hub's columns; ``where`` names it in what is raised."""
+    """The examples of a table with the Hub's columns; ``where`` names the table in error messages."""
     if table.num_rows == 0:
         raise InputError(f'{where}: holds no rows')
     texts = [_take_column(table, name, where, *TEXT).to_pylist() for name in task.text_columns]
@@ -186,14 +186,14 @@ def read_unlabelled(task: Task, path: Path) -> list[Any]:
 
 
 def _take_column(
-    table: pyarrow.Table, name: str, where: str, wanted: str = '', *is_wanted: Callable[[pyarrow.DataType], bool]
+    table: pyarrow.Table, name: str, where: str, type_name: str = '', *tests: Callable[[pyarrow.DataType], bool]
 ) -> pyarrow.ChunkedArray:
     if name not in table.column_names:
         raise InputError(f'{where}: no column {name!r} (it has: {", ".join(table.column_names)})')
     column = table.column(name)
-    if wanted and (column.null_count or not any(test(column.type) for test in is_wanted)):
-        what = f'{column.null_count} empty cells' if column.null_count else str(column.type)
-        raise InputError(f'{where}: column {name!r} holds {what}, not {wanted}')
+    if type_name and (column.null_count or not any(test(column.type) for test in tests)):
+        content = f'{column.null_count} empty cells' if column.null_count else str(column.type)
+        raise InputError(f'{where}: column {name!r} holds {content}, not {type_name}')
     return column
 
 

@@ -1,7 +1,7 @@
-"""SQuAD 2.0: passages as windows of tokens, and scores of tokens back to texts.
+"""SQuAD 2.0: passages cut into windows of tokens, and the tokens' scores turned into answer texts.
 
-What the paper leaves open follows the authors' code (docs/deviations.md), but for its windows, which run over the
-position table by one: here the budget counts all four special tokens.
+Details that the paper omits follow the authors' code (docs/deviations.md), with one exception: the length of a window
+includes all four special tokens. The authors' code counts three, so that a window may be one token too long.
 """
 
 import re
@@ -16,20 +16,20 @@ from maelm_composer.config import SpanConfig
 from maelm_composer.errors import InputError
 from maelm_composer.tasks.sources import SpanExample
 
-NEAR = 20  # characters between where an answer is said to start and where it is found
+MAX_START_ERROR = 20  # characters between the recorded start of an answer and its occurrence in the context
 TEXTS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
 class Window:
-    """One input of the model, T tokens; the passage's are [passage_start, T - 1)."""
+    """One input of the model, T tokens; the passage's tokens are [passage_start, T - 1)."""
 
     input_ids: list[int]
     passage_start: int
-    start: int  # targets: the answer's first and last token; 0, 0 where this window does not hold it whole
-    end: int
+    start: int  # target: the answer's first token; 0 if the window does not contain the whole answer
+    end: int  # target: the answer's last token; 0 likewise
     offsets: list[tuple[int, int] | None]  # characters of the context; None for the question and special tokens
-    is_best_context: list[bool]  # no other window shows more around this token; empty in training
+    is_best_context: list[bool]  # True where no other window has more context around the token; empty in training
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,15 @@ class EncodedText:
 def build_windows(
     examples: Sequence[SpanExample], tokenizer: Any, max_seq_len: int, span: SpanConfig, is_training: bool
 ) -> Iterator[list[Window]]:
-    """Example by example ``[CLS] question [SEP] [SEP] part of the passage [SEP]``, never longer than ``max_seq_len``.
+    """Yield the windows of each example: ``[CLS] question [SEP] [SEP] part of the passage [SEP]``.
+
+    In training, the target is the first answer, and an example whose context does not contain that answer gets an empty
+    list.
 
     Args:
-        examples: the first answer is the target in training; none: no answer. One that is not in its context gives an
-            empty list.
-        tokenizer: a fast Hugging Face tokenizer; each text is tokenised once and many at a time: four times as fast.
+        tokenizer: a fast Hugging Face tokenizer. Batches of distinct texts are tokenised four times as fast as single
+            examples.
+        max_seq_len: the greatest length of a window in tokens, special tokens included.
 
     Raises:
         InputError: ``max_seq_len`` leaves no room for the passage.
@@ -54,7 +57,7 @@ def build_windows(
     special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
     for first in range(0, len(examples), TEXTS_AT_ONCE):
         some = examples[first : first + TEXTS_AT_ONCE]
-        texts = encode_texts([text for example in some for text in (example.question, example.context)], tokenizer)
+        texts = tokenize_texts([text for example in some for text in (example.question, example.context)], tokenizer)
         for example in some:
             question, passage, answer = texts[example.question], texts[example.context], None
             if is_training and example.answers_text:
@@ -65,25 +68,25 @@ def build_windows(
             yield _cut(question, passage, answer, special_ids, max_seq_len, span, is_training)
 
 
-def encode_texts(texts: Sequence[str], tokenizer: Any) -> dict[str, EncodedText]:
-    """Each different text once, without special tokens."""
+def tokenize_texts(texts: Sequence[str], tokenizer: Any) -> dict[str, EncodedText]:
+    """Text -> its tokens without special ones; repeated texts are tokenised once."""
     unique = list(dict.fromkeys(texts))
     encodings = tokenizer.backend_tokenizer.encode_batch(unique, add_special_tokens=False)
     return {text: EncodedText(e.ids, e.offsets) for text, e in zip(unique, encodings, strict=True)}
 
 
 def _find_answer(example: SpanExample, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:
-    """First and last token (of the context, at ``offsets``) of the first answer, or None where it is not there.
+    """First and last token of the first answer in the context, or None if the context does not contain it.
 
-    Its white space may differ from the context's.
+    White space may differ between answer and context. ``offsets`` are those of the context's tokens.
     """
     start, words = example.answer_starts[0], example.answers_text[0].split()
     pattern = r'\s+'.join(re.escape(word) for word in words)
     matches = re.finditer(pattern, example.context) if words else ()
-    found = [match.span() for match in matches if abs(match.start() - start) <= NEAR]
+    found = [match.span() for match in matches if abs(match.start() - start) <= MAX_START_ERROR]
     if not found:
         return None
-    begin, end = min(found, key=lambda place: abs(place[0] - start))
+    begin, end = min(found, key=lambda match_span: abs(match_span[0] - start))
     first = bisect_right(offsets, begin, key=lambda offset: offset[1])
     last = bisect_left(offsets, end, key=lambda offset: offset[0]) - 1
     return (first, last) if first <= last else None
@@ -103,8 +106,8 @@ def _cut(
     budget, length = max_seq_len - len(head) - 1, len(passage.input_ids)
     if budget < 1:
         raise InputError(
-            f'max_seq_len {max_seq_len} leaves no room for the passage: {len(head) + 1} tokens are the question and '
-            'special tokens; set a smaller span.max_query_length'
+            f'max_seq_len {max_seq_len} leaves no room for the passage: question and special tokens take '
+            f'{len(head) + 1}; set a smaller span.max_query_length'
         )
     starts = _window_starts(length, budget, span.doc_stride)
     best = None if is_training else _find_best_context(starts, budget, length)
@@ -129,14 +132,21 @@ def _cut(
 
 
 def _window_starts(length: int, budget: int, doc_stride: int) -> range:
-    """First passage token of every window. PAPER-SILENT: rows too short for the stride overlap by half, not less."""
+    """First passage token of every window.
+
+    PAPER-SILENT: in short windows, the stride is reduced to half of a window's passage tokens.
+    """
     step = min(doc_stride, max(1, budget // 2))
     num_more = max(0, -((budget - length) // step))
     return range(0, num_more * step + 1, step)
 
 
 def _find_best_context(starts: range, budget: int, length: int) -> np.ndarray:
-    """(passage tokens,) index of the window that shows most around each: the smaller side counts, then the length."""
+    """(passage tokens,) index of the window with the most context around each token.
+
+    The context of a token is the number of tokens on the shorter side, plus 0.01 times the window's length (BERT's
+    max-context rule).
+    """
     tokens = np.arange(length)
     begin = np.array(starts)[:, None]
     end = np.minimum(begin + budget, length)
@@ -151,20 +161,19 @@ def predict_answers(
     end_logits: Sequence[np.ndarray],
     span: SpanConfig,
 ) -> list[dict[str, Any]]:
-    """The best text of every question, an exact slice of its context.
+    """The best answer text of every question, a slice of its context.
 
     Args:
-        examples: their ``id`` and ``context`` are read.
-        start_logits: one array for each window, in the order of the examples and their windows: (T or longer,).
-        end_logits: the same.
+        examples: only ``id`` and ``context`` are read.
+        start_logits: (T or longer,) for each window, in the order of the examples and their windows.
+        end_logits: as ``start_logits``.
 
     Returns:
-        For each example ``id``; ``prediction``, the best answer that is not "no answer" ('' where a passage has no
-        tokens); ``null_score_difference``, the score of "no answer" (the smallest over the windows) minus that of the
-        text.
+        One dictionary for each example: ``id``; ``prediction``, the text of the best non-null answer, '' if there is
+        none; ``null_score_difference``, the score of "no answer", the least over the windows, minus the text's score.
 
     Raises:
-        ValueError: the arrays are not as many as the windows, or hold NaN.
+        ValueError: the number of arrays is not the number of windows, or an array contains NaN.
     """
     total = sum(len(windows) for windows in windows_of_example)
     if not total == len(start_logits) == len(end_logits):
@@ -182,7 +191,7 @@ def predict_answers(
         if not np.isfinite(null):
             raise ValueError(f'question {example.id}: the score of "no answer" is {null}')
         text, score = max(found, key=lambda pair: pair[1])
-        # Without any text the difference is to a score of 0; the text is empty, so nothing depends on it.
+        # An empty text scores as "no answer" at any threshold, so its difference only has to be finite.
         difference = null - score if text else null
         predictions.append({'id': example.id, 'prediction': text, 'null_score_difference': difference})
     return predictions
@@ -191,7 +200,10 @@ def predict_answers(
 def _find_best_text(
     context: str, window: Window, start: np.ndarray, end: np.ndarray, span: SpanConfig
 ) -> tuple[str, float]:
-    """Of the allowed pairs of the ``n_best`` starts and ends, with its score; '' and -inf where none is a text."""
+    """The best text between the ``n_best`` starts and the ``n_best`` ends of a window, and its score.
+
+    Text and score are '' and -inf if no allowed pair spans a text.
+    """
     begin, stop = window.passage_start, len(window.input_ids) - 1
     is_best = np.array(window.is_best_context[begin:stop], bool)
     starts = _take_best(np.where(is_best, start[begin:stop], -np.inf), span.n_best) + begin
@@ -210,8 +222,8 @@ def _find_best_text(
 
 
 def _take_best(scores: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the ``count`` greatest finite scores, the greatest first, the earlier of equals."""
+    """Indices of the ``count`` greatest finite scores in descending order; of equal scores the earlier comes first."""
     if np.isnan(scores).any():
-        raise ValueError('the scores of a window hold NaN')
+        raise ValueError('the scores of a window contain NaN')
     best = np.argsort(-scores, kind='stable')[:count]
     return best[np.isfinite(scores[best])]

@@ -1,4 +1,4 @@
-"""Exact match and F1 by the rules of the official SQuAD 2.0 evaluation (Rajpurkar et al., 2018)."""
+"""Exact match and F1 as in the official SQuAD 2.0 evaluation (Rajpurkar et al., 2018)."""
 
 import re
 import string
@@ -8,27 +8,29 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 _ARTICLE = re.compile(r'\b(?:a|an|the)\b')
-_WITHOUT_PUNCTUATION = str.maketrans('', '', string.punctuation)  # ASCII's only, as the official rules
+_WITHOUT_PUNCTUATION = str.maketrans('', '', string.punctuation)  # ASCII only, as in the official script
 
 
 def score_questions(
     gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str], null_score_difference: Mapping[str, float]
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Scores of all questions, as fractions, and of each.
+    """Mean scores over Q questions, as fractions, and the score of each question.
 
     Args:
-        gold: question id -> its answers, none where it has no answer.
-        predictions: question id -> the best text that is an answer.
-        null_score_difference: question id -> score of "no answer" minus that of the text.
+        gold: question id -> its answers; empty if the question has no answer.
+        predictions: question id -> the text of the best non-null answer.
+        null_score_difference: question id -> score of "no answer" minus score of the text. The prediction is "no
+            answer" if the difference exceeds a threshold.
 
     Returns:
-        ``exact`` and ``f1`` where a difference above 0 means "no answer", also of the questions with an answer
-        (``has_answer_``) and without (``no_answer_``) where there are any; ``best_exact`` and ``best_f1`` at the
-        thresholds that are best on these very questions, and those, ``best_exact_threshold``, ``best_f1_threshold``.
-        And, (Q,), the scores that ``exact``, ``f1``, ``best_exact`` and ``best_f1`` are the means of.
+        A dictionary of means: ``exact`` and ``f1`` at threshold 0, the same over the questions with an answer
+        (``has_answer_exact``, ``has_answer_f1``) and without (``no_answer_exact``, ``no_answer_f1``) if there are any;
+        ``best_exact`` and ``best_f1`` at the threshold that is best for these questions, and that threshold
+        (``best_exact_threshold``, ``best_f1_threshold``).
+        A dictionary of the questions' scores, (Q,), for ``exact``, ``f1``, ``best_exact`` and ``best_f1``.
 
     Raises:
-        ValueError: a question without a prediction or without a score, or no question at all.
+        ValueError: there is no question, or a question has no prediction or no difference.
     """
     if not gold:
         raise ValueError('there is no question to evaluate')
@@ -36,7 +38,7 @@ def score_questions(
         raise ValueError(f'{len(missing)} questions have no prediction, {missing[0]} the first')
     has_answer = np.array([bool(answers) for answers in gold.values()])
     difference = np.array([null_score_difference[key] for key in gold], float)
-    says_something = np.array([bool(predictions[key]) for key in gold])
+    has_text = np.array([bool(predictions[key]) for key in gold])
     metrics: dict[str, float] = {}
     each: dict[str, np.ndarray] = {}
     for name, score in (('exact', score_exact), ('f1', score_f1)):
@@ -46,53 +48,62 @@ def score_questions(
         for split, chosen in (('has_answer', has_answer), ('no_answer', ~has_answer)):
             if chosen.any():
                 metrics[f'{split}_{name}'] = float(decided[chosen].mean())
-        threshold, answers = find_best_threshold(raw, difference, has_answer, says_something)
-        at_best = np.where(answers, np.where(has_answer, raw, ~says_something), ~has_answer)
+        threshold, is_answered = find_best_threshold(raw, difference, has_answer, has_text)
+        at_best = np.where(is_answered, np.where(has_answer, raw, ~has_text), ~has_answer)
         metrics |= {f'best_{name}': float(at_best.mean()), f'best_{name}_threshold': threshold}
         each |= {name: decided, f'best_{name}': at_best}
     return metrics, each
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation and the articles a, an, the; single spaces."""
+    """``text`` in lower case without ASCII punctuation and articles (a, an, the), words separated by one space."""
     return ' '.join(_ARTICLE.sub(' ', text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def score_exact(answer: str, prediction: str) -> float:
-    """1 where both are the same once normalised, else 0."""
+    """1 if both texts are equal after normalisation, else 0."""
     return float(normalize_answer(answer) == normalize_answer(prediction))
 
 
 def score_f1(answer: str, prediction: str) -> float:
-    """Harmonic mean of precision and recall over the normalised words, repeated ones counted as often as they occur."""
-    wanted, given = normalize_answer(answer).split(), normalize_answer(prediction).split()
-    if not wanted or not given:
-        return float(wanted == given)
-    shared = (Counter(wanted) & Counter(given)).total()
+    """F1 between the multisets of the two texts' normalised words."""
+    gold, predicted = normalize_answer(answer).split(), normalize_answer(prediction).split()
+    if not gold or not predicted:
+        return float(gold == predicted)
+    shared = (Counter(gold) & Counter(predicted)).total()
     if not shared:
         return 0.0
-    precision, recall = shared / len(given), shared / len(wanted)
+    precision, recall = shared / len(predicted), shared / len(gold)
     return 2 * precision * recall / (precision + recall)
 
 
 def find_best_threshold(
-    raw: np.ndarray, difference: np.ndarray, has_answer: np.ndarray, says_something: np.ndarray
+    raw: np.ndarray, difference: np.ndarray, has_answer: np.ndarray, has_text: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """The first threshold of the null score difference whose mean score is the best, and which questions it answers.
+    """The lowest threshold on the null score difference with the best mean score.
 
-    All (Q,): the score of the text, the difference, whether there is an answer, whether the text is not empty. As in
-    the official rules, questions of equal difference are added one by one, in their order.
+    As in the official script, questions of equal difference are answered one after another, in their order.
+
+    Args:
+        raw: (Q,) score of the predicted text.
+        difference: (Q,) null score difference.
+        has_answer: (Q,) whether the question has an answer.
+        has_text: (Q,) whether the predicted text is not empty.
+
+    Returns:
+        The threshold, and (Q,) whether the text is the prediction at that threshold ("no answer" otherwise).
     """
     order = np.argsort(difference, kind='stable')
-    # From "no answer" to every question, answering one after another: each gains its score or loses its point.
-    gains = np.where(has_answer, raw, -says_something.astype(float))[order]
+    # At first every prediction is "no answer". Each text that replaces one gains its score, or loses the point of a
+    # question without an answer.
+    gains = np.where(has_answer, raw, -has_text.astype(float))[order]
     scores = np.cumsum(np.concatenate([[float((~has_answer).sum())], gains]))
     best = int(scores.argmax())
-    answers = np.zeros(len(raw), bool)
-    answers[order[:best]] = True
-    return 0.0 if best == 0 else float(difference[order[best - 1]]), answers
+    is_answered = np.zeros(len(raw), bool)
+    is_answered[order[:best]] = True
+    return 0.0 if best == 0 else float(difference[order[best - 1]]), is_answered
 
 
 def _score_best(score: Callable[[str, str], float], answers: Sequence[str], prediction: str) -> float:
-    """Against the nearest answer; one that normalises to nothing counts as none."""
+    """The best score against any of the answers; answers that normalise to nothing are ignored."""
     return max(score(answer, prediction) for answer in [a for a in answers if normalize_answer(a)] or [''])

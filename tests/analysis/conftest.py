@@ -1,4 +1,4 @@
-"""A pretraining run as it lies on disk, with its tokenizer and shards; its weights are random."""
+"""A pretraining run on disk with tokenizer, shards and random weights."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def write_documents(count: int) -> list[str]:
 
 @pytest.fixture(scope='session')
 def folder(tmp_path_factory) -> Path:
-    """Holds text.txt, shards/ and run/latest."""
+    """A folder with text.txt, shards/ and run/latest."""
     from transformers import AutoTokenizer
 
     root = tmp_path_factory.mktemp('analysis')

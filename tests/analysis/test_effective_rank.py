@@ -1,4 +1,4 @@
-"""Effective rank from Gram matrices is the paper's definition by singular values, however the rows come."""
+"""Effective rank from Gram matrices equals the paper's definition by singular values, for any split of the rows."""
 
 import itertools
 
@@ -21,14 +21,14 @@ def gram_of(*pieces: torch.Tensor) -> Gram:
 
 
 def rank_by_svd(rows: torch.Tensor, threshold: float) -> int:
-    """The definition, word by word: the least k with enough of the sum of squares."""
+    """The definition: the least k whose squared singular values reach the threshold."""
     squares = torch.linalg.svdvals(rows.double()).square()
     return next(k for k in range(1, len(squares) + 1) if squares[:k].sum() / squares.sum() >= threshold - 1e-9)
 
 
 @st.composite
 def draw_rows(draw: st.DrawFn) -> torch.Tensor:
-    """(n, D) with a spectrum that falls slowly or fast and a mean that is far from 0 or not."""
+    """(n, D) rows with a slowly or quickly falling spectrum, and a mean near or far from 0."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     size = draw(st.integers(1, 24))
     count = draw(st.integers(1, 80))
@@ -91,7 +91,7 @@ def test_a_mean_counts_unless_it_is_taken_away():
 
 
 def test_many_rows_are_summed_without_loss():
-    """A direction with 4e-8 of the energy, across the axes: sums of fp32 products would drown it."""
+    """A direction with 4e-8 of the energy, not along an axis, would be lost in sums of fp32 products."""
     generator = torch.Generator().manual_seed(0)
     rotation, _ = torch.linalg.qr(torch.randn(4, 4, generator=generator))
     gram = Gram(4)

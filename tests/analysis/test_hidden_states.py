@@ -1,4 +1,4 @@
-"""What is fed to the encoder, and which of its states count."""
+"""The encoder's inputs with and without [MASK], and the positions that are measured."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.config import DataConfig
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.batching import Batch
+from maelm_composer.finetuning.batching import FinetuningBatch
 from maelm_composer.finetuning.rank_curve import rank_of_encoder
 
 
@@ -67,7 +67,7 @@ def test_text_gives_the_rows_that_the_shards_hold(folder, source, pretrained):
 
 
 def test_special_ids_in_other_places_are_mapped(folder):
-    """BERT's order: [PAD] 0, [UNK], [CLS], [SEP], [MASK], the words; masks are drawn in the suite's ids."""
+    """A tokenizer with BERT's order of ids: [PAD] 0, [UNK], [CLS], [SEP], [MASK], words."""
     words = sorted(set((folder / 'text.txt').read_text().split()))
     specials = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
     backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*specials, *words[3:]])}, unk_token='[UNK]'))
@@ -130,7 +130,7 @@ def test_rank_of_encoder_is_that_of_its_last_states(source, pretrained):
             *_, last = encoder.layer_states(view.plain_ids, view.position_ids, view.segment_ids)
         rows.append(last[view.is_real])
         ids = view.plain_ids.masked_fill(view.segment_ids == 0, 100)  # padding, whatever its id
-        batches.append(Batch(ids, view.position_ids, view.segment_ids, torch.zeros(len(ids))))
+        batches.append(FinetuningBatch(ids, view.position_ids, view.segment_ids, torch.zeros(len(ids))))
     squares = torch.linalg.svdvals(torch.cat(rows).double()).square()
     wanted = int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
     encoder.train()
@@ -142,7 +142,7 @@ def test_rank_of_encoder_is_that_of_its_last_states(source, pretrained):
 
 def test_rank_of_encoder_without_tokens_is_refused(pretrained):
     only_specials = torch.tensor([NOT_REAL])
-    batch = Batch(only_specials, only_specials, torch.ones(1, 3).long(), torch.zeros(1))
+    batch = FinetuningBatch(only_specials, only_specials, torch.ones(1, 3).long(), torch.zeros(1))
     for batches in ([], [batch]):
         with pytest.raises(InputError, match='0 rows'):
             rank_of_encoder(pretrained.encoder, batches, NOT_REAL)

@@ -1,4 +1,4 @@
-"""The rank record: true to the definition, measured once, from our checkpoints and Hugging Face's."""
+"""The rank record: equal to the definition, measured once, for our checkpoints and Hugging Face's."""
 
 import json
 import shutil

@@ -60,7 +60,7 @@ def test_principal_angles_of_known_planes():
 
 
 def test_residual_is_zero_for_one_vector_a_sequence_and_not_for_two():
-    """Each sequence may have a vector of its own: attention does not join sequences."""
+    """The residual is 0 if each sequence repeats one vector, even a different one in each sequence."""
     one, other = torch.tensor([1.0, 2.0, 2.0]), torch.tensor([5.0, 0.0, -1.0])
     assert residual_of(torch.stack([one, one, other, other]), 2, 2) == pytest.approx(0, abs=1e-6)
     assert residual_of(torch.stack([one, other]), 2) > 0.3

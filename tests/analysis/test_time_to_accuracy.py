@@ -1,4 +1,4 @@
-"""The rules of the clock: first crossing, straight lines, no credit before the first checkpoint, a miss is infinity."""
+"""Time to accuracy: first crossing, interpolation, a target reached by the first checkpoint or never."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_a_miss_is_infinity():
 
 
 def test_medians_over_seeds_decide():
-    """One lucky seed does not arrive, one unlucky does not hold back."""
+    """Neither a single high seed nor a single low one decides."""
     curve = [ScoredCheckpoint(1, 1, 1, {1: 0.5, 2: 0.9, 3: 0.6}), ScoredCheckpoint(2, 2, 2, {1: 0.8, 2: 0.1, 3: 0.7})]
     assert find_arrival(curve, 0.7, Axis.hours).first_crossing == 2
     assert find_arrival(curve, 0.7, Axis.hours).interpolated == pytest.approx(2)

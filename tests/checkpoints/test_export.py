@@ -1,4 +1,4 @@
-"""An exported folder, loaded by the Auto classes, computes what our model computes: 1e-5 in fp32, padding present."""
+"""An exported folder, loaded by the Auto classes, has our model's outputs to 1e-5 in fp32, with padding."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import RelativePositionFunction, SpanConfig
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.batching import Batch
+from maelm_composer.finetuning.batching import FinetuningBatch
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.model.maelm import build_model
 from maelm_composer.records import CONTENT_HASH
@@ -45,7 +45,7 @@ KINDS = {  # relative positions -> class; None: the class in the exported folder
 
 @pytest.fixture(autouse=True)
 def modules_cache(tmp_path, monkeypatch):
-    """Code of exported folders is copied here, and not to the user's cache."""
+    """Transformers copies the code of exported folders to this folder instead of the user's cache."""
     monkeypatch.setattr('transformers.dynamic_module_utils.HF_MODULES_CACHE', str(tmp_path / 'modules'))
 
 
@@ -155,7 +155,7 @@ def test_a_fine_tuned_model_answers_the_same(make_run, tmp_path, kind, task):
     model = auto.from_pretrained(folder, trust_remote_code=KINDS[kind][1] is None)
     inputs, (ids, positions, segments) = encode(folder)
     outputs = model(**inputs)
-    scores = ours(Batch(ids, positions, segments, torch.zeros(len(ids)), is_candidate=segments > 0))
+    scores = ours(FinetuningBatch(ids, positions, segments, torch.zeros(len(ids)), is_candidate=segments > 0))
     if task == 'squad2':
         is_real = segments > 0
         assert_close(outputs.start_logits[is_real], scores[..., 0][is_real], **TOLERANCE)

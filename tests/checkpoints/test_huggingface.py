@@ -1,4 +1,4 @@
-"""Hugging Face's classes and ours compute the same, to 1e-5 in fp32, with padding; nothing is downloaded."""
+"""Hugging Face's classes and ours have equal outputs, to 1e-5 in fp32, with padding. Nothing is downloaded."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ RELATIVE = {
 
 
 def randomize(model):
-    """Biases, norms and unused rows too, so that one that is left out shows."""
+    """Draw all weights at random, biases, norms and unused rows included, so that an omitted one is detected."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -72,7 +72,7 @@ def build_inputs(pad_id):
 
 @torch.no_grad()
 def assert_same_states(model, encoder, pad_id):
-    """Every layer's states of the real tokens."""
+    """The hidden states of every layer at the real tokens."""
     ids, positions, segments = build_inputs(pad_id)
     theirs = model(input_ids=ids, attention_mask=segments, output_hidden_states=True).hidden_states
     ours = list(encoder.layer_states(ids, positions, segments))
@@ -165,7 +165,7 @@ def test_relative_positions_need_the_padding_id_that_mpnet_holds(config):
 
 
 class TestWrapped:
-    """A model of theirs behind our encoder's interface."""
+    """A Hugging Face model with our encoder's interface."""
 
     @pytest.fixture
     def pair(self, theirs):
@@ -189,5 +189,5 @@ class TestWrapped:
             segments[0, 20:] = 2
         else:
             positions[0, 20:] += 1
-        with pytest.raises(InputError, match='one whole sequence'):
+        with pytest.raises(InputError, match='one whole sequence per row'):
             wrapped(ids, positions, segments)

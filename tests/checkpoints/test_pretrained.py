@@ -1,4 +1,4 @@
-"""Encoders to start from: our checkpoints, local and in an object store, and Hugging Face's; nothing is downloaded."""
+"""Loading our checkpoints, local and in an object store, and Hugging Face's encoders. Nothing is downloaded."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ HF_SETTINGS = {'vocab_size': V, 'max_position_embeddings': N + 2, 'pad_token_id'
 
 @pytest.fixture
 def run(checkpoint, tmp_path) -> Path:
-    """A run folder of one's own; its shards would lie beside it."""
+    """A copy of the run folder that a test may change."""
     folder = shutil.copytree(checkpoint, tmp_path / 'run', symlinks=True)
     recipe = folder / 'recipe.yaml'
     recipe.write_text(recipe.read_text().replace(str(checkpoint.parent), str(tmp_path)))

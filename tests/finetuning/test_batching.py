@@ -1,4 +1,4 @@
-"""Batches of like length: every row once, in an order that depends on seed and epoch, with hardly any padding."""
+"""Batches of similar length: every row once, in an order of seed and epoch alone, with little padding."""
 
 import numpy as np
 import pytest

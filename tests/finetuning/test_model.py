@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from maelm_composer.config import ModelConfig
-from maelm_composer.finetuning.batching import Batch
+from maelm_composer.finetuning.batching import FinetuningBatch
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.tasks.catalogue import TASKS
@@ -29,7 +29,7 @@ def batch():
     segment_ids = torch.ones(3, 8, dtype=torch.long)
     segment_ids[1, 6:] = 0
     ids, positions = torch.arange(24).view(3, 8), torch.arange(8).expand(3, 8)
-    return Batch(ids, positions, segment_ids, targets=torch.zeros(3), is_candidate=is_candidate)
+    return FinetuningBatch(ids, positions, segment_ids, targets=torch.zeros(3), is_candidate=is_candidate)
 
 
 def test_shapes(batch):

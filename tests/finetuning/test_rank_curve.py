@@ -1,4 +1,4 @@
-"""The rank during fine-tuning: what it is of, and that watching changes nothing."""
+"""The rank during fine-tuning: its tokens, and that measuring it does not change the run."""
 
 from pathlib import Path
 

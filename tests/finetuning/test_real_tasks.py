@@ -1,4 +1,4 @@
-"""On the real tasks: MAELM_DATA names a folder that holds glue/<task>/*.parquet and squad_v2/*.parquet."""
+"""Tests on the real tasks; MAELM_DATA names a folder with glue/<task>/*.parquet and squad_v2/*.parquet."""
 
 import os
 
@@ -29,7 +29,7 @@ DEV_ROWS = {
 
 
 class OneTokenizer:
-    """What is read of a Hugging Face tokenizer."""
+    """The attributes that tokenisation reads of a Hugging Face tokenizer."""
 
     cls_token_id, sep_token_id = 0, 2
 

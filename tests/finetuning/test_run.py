@@ -1,4 +1,4 @@
-"""One run, whole: every task, every head, the record, what is repeatable and what is refused."""
+"""Whole runs: every task and head, the record, repeatability, and input errors."""
 
 import dataclasses
 import json

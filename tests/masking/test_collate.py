@@ -1,4 +1,4 @@
-"""The batch: what the encoder sees, what the decoder gets, what is predicted; and the pairing of the variants."""
+"""The batch: inputs of encoder and decoder, labels, and equal masks for all variants."""
 
 import pickle
 from functools import partial
@@ -32,7 +32,7 @@ def build(seed=0, predicts_every_token=False, **masking):
 
 @st.composite
 def block_lengths(draw):
-    """N and the blocks of a few rows: at least two thirds full, so that there is enough to mask."""
+    """N and the blocks of a few rows, each at least two thirds full, so that enough tokens can be masked."""
     length = draw(st.integers(40, 90))
     rows = []
     for _ in range(draw(st.integers(1, 4))):
@@ -66,7 +66,7 @@ def build_rows(build_row):
 
 
 def masked_sets(batch):
-    """Per row: masked positions, and those of them that the encoder sees all the same."""
+    """For each row: the masked positions, and those among them that are in the encoder's input."""
     length = batch.labels.shape[1]
     masked = [set(row.tolist()) - {length} for row in batch.predicted_index]
     return masked, [m & set(row.tolist()) for m, row in zip(masked, batch.visible_index, strict=True)]

@@ -1,4 +1,4 @@
-"""Which positions are masked: the promised count, uniform, and a function of (seed, epoch, row) alone."""
+"""Masked positions: their number, their uniform distribution, and that they depend on (seed, epoch, row) alone."""
 
 import itertools
 

@@ -67,7 +67,7 @@ def test_kernel_is_its_plain_twin(name, is_compiled):
 
 @pytest.mark.parametrize('is_compiled', [False, True])
 def test_gradients_of_a_tied_table_repeat_bitwise_with_several_threads(is_compiled):
-    """Many rows for each id, so that another order of the sums would show."""
+    """Many rows for each id, so that the order of the sums matters."""
     torch.set_num_threads(4)
     torch.compiler.reset()
     ids = torch.randint(0, 50, (64, 64), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""What must not influence what: hidden tokens, other blocks, later tokens, reset positions, unused slots."""
+"""Absent influences: of hidden tokens, other blocks, later tokens, reset positions and unused slots."""
 
 import itertools
 from functools import partial
@@ -27,7 +27,7 @@ def encode(model, batch):
 
 
 def change_masked_ids(rows, batch, vocab_size):
-    """Other pieces, never the same, under the masks of ``batch``; everything else as it was."""
+    """Replace every masked token of ``batch`` by another piece."""
     rows, labels = np.stack(rows).astype(np.int64), batch.labels.numpy()
     changed = np.where(labels >= 0, 4 + (rows - 4 + 7) % (vocab_size - 5), rows)
     assert ((changed != rows) == (labels >= 0)).all()
@@ -90,7 +90,7 @@ def view(settings, ids, is_masked, is_fed, masked_per_row, **masking):
 @pytest.mark.parametrize('attention, delta', VARIANTS)
 @pytest.mark.parametrize('position_ids', PositionIds)
 def test_a_packed_block_is_computed_as_if_alone(attention, delta, position_ids, config, build_row):
-    """The same block with the same masks: alone and padded, or between two others that have masks too."""
+    """A block with given masks: alone with padding, or between two other masked blocks."""
     settings = config(
         has_decoder=attention is not None, decoder={'attention': attention, 'relative_position_buckets': 8}
     )
@@ -162,7 +162,7 @@ def test_fill_masks_is_a_loop_over_slots():
 
 @pytest.mark.parametrize('attention, delta', PREDICTS_AT_ONCE)
 def test_unused_slots_change_nothing(attention, delta, config, make_batch, build_row, gradients):
-    """Random rounding leaves a slot over in every row: the row equals itself without it, gradients too."""
+    """With random rounding, a row may have an unused slot, which changes neither loss nor gradients."""
     settings = config(has_decoder=attention is not None, decoder={'attention': attention})
     model, row = build_model(settings, seed=0), build_row([20, 28], 48, settings.vocab_size)
     left_over = {}
@@ -184,7 +184,7 @@ def test_unused_slots_change_nothing(attention, delta, config, make_batch, build
 
 
 def test_a_block_without_any_visible_token_is_finite(config):
-    """Where special tokens may be masked too, a short block can be hidden whole: nothing to attend to, but no NaN."""
+    """If special tokens may be masked, a short block can lose all its tokens: no keys to attend to, but no NaN."""
     settings = config(decoder={'attention': DecoderAttention.cross})
     model = build_model(settings, seed=0)
     ids = np.array([0, 7, 2, 0, *range(5, 48), 2])

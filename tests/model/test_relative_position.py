@@ -102,7 +102,7 @@ def test_bias_and_its_gradient_are_those_of_a_loop_over_pairs(function):
 
 @given(positions=st.sets(st.integers(0, 39), min_size=2, max_size=12), shift=st.integers(0, 39))
 def test_bias_depends_on_original_distance_only(positions, shift):
-    """Gaps, where a [MASK] was left out, count; where the row begins does not."""
+    """Omitted masked tokens count in distances; the offset of a row's first position does not."""
     bias = build_bias()
     kept = torch.tensor([sorted(positions)])
     everything = torch.arange(40)[None]
@@ -113,7 +113,7 @@ def test_bias_depends_on_original_distance_only(positions, shift):
 
 
 def test_bias_of_a_query_far_left_and_far_right():
-    """Both ends of the table of distances are within it, and are not the same."""
+    """The greatest distances to the left and to the right have the entries of their own buckets."""
     bias = build_bias(max_distance=60)
     ends = bias(torch.tensor([[0, 39]]), torch.tensor([[0, 39]]))[0]
     for query, key in itertools.product((0, 1), (0, 1)):

@@ -1,4 +1,4 @@
-"""Every row of Table 2 trains, starts as it should, and costs what the plan says."""
+"""Every row of Table 2: training, initial loss, and FLOPs as counted by the cost model."""
 
 import pytest
 import torch
@@ -141,7 +141,7 @@ def test_count_parameters_of_base():
 
 
 def assert_flops_as_measured(config, batch):
-    """Of each part, against every matrix product that torch runs."""
+    """FLOPs of each part, against the matrix products that torch counts."""
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
         build_model(config, seed=0)(batch)

@@ -228,7 +228,7 @@ def test_a_suite_in_parts_that_are_killed_ends_with_the_same_records(tmp_path):
             assert process.wait(300) == 75
     log = (cut / 'results/gpu/suite.log').read_text()
     assert 'SIGTERM: saved at ' in log
-    assert log.count('stopped; the same command goes on') >= 2  # the first call may have got as far, too
+    assert log.count('stopped; the same command resumes') >= 2  # the first call may have got as far, too
     assert call(cut, 'suite', **environment, PART_SECONDS='3000').returncode == 0
     assert read_records(cut, 'medium') == wanted
 

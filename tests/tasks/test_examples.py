@@ -1,4 +1,4 @@
-"""Texts -> ids: the layout, and truncation that never drops a separator."""
+"""The layout of token ids, and truncation, which never removes a separator."""
 
 import numpy as np
 import pytest

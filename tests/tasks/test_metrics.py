@@ -1,4 +1,4 @@
-"""Metrics equal torchmetrics', ties and constants included."""
+"""Metrics against torchmetrics, with ties and constants."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_baselines():
 
 
 def draw_examples(kind, count, generator):
-    """Predictions that are right more often than not."""
+    """Predictions that are mostly right."""
     if kind == 'classification':
         labels = (generator.random(count) < 0.3).astype(int)
         return np.where(generator.random(count) < 0.25, 1 - labels, labels), labels

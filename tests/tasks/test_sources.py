@@ -1,4 +1,4 @@
-"""Rows of tasks from files, from the Hub's library, and made for the demo; one line for what cannot be used."""
+"""Rows of tasks from files, the Hub's library and the demo's generator; bad data gives one line of error."""
 
 import datasets
 import pyarrow
@@ -143,7 +143,7 @@ def test_answers_and_starts_belong_together(load):
 
 
 def test_the_hub_gives_the_same_rows(load, monkeypatch):
-    """The library is asked for the right splits; its own Dataset comes back."""
+    """`load_dataset` is replaced by a function that records its arguments and returns a real Dataset."""
     asked = []
 
     def load_dataset(name, subset, split):

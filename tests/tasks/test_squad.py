@@ -1,4 +1,4 @@
-"""Windows of passages, and scores of tokens back to texts."""
+"""Windows of passages, and answer texts from scores of tokens."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from maelm_composer.config import SpanConfig, TokenizerConfig
 from maelm_composer.data.tokenizer import save_tokenizer, train_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.tasks.sources import SpanExample
-from maelm_composer.tasks.squad import build_windows, encode_texts, predict_answers
+from maelm_composer.tasks.squad import build_windows, predict_answers, tokenize_texts
 
 FOLDER = os.environ.get('MAELM_DATA')
 CONTEXT = (
@@ -31,7 +31,7 @@ def tokenizer(tmp_path_factory) -> PreTrainedTokenizerFast:
 
 
 def ask(answer=None, start=None, question='Who?', context=CONTEXT):
-    """An answer begins where it stands, unless ``start`` says otherwise."""
+    """A question about CONTEXT; ``start`` is a recorded start that differs from the answer's true one."""
     if answer is None:
         return SpanExample('q', question, context, (), ())
     return SpanExample('q', question, context, (answer,), (context.index(answer) if start is None else start,))
@@ -54,7 +54,7 @@ def passage_of(window):
 
 def test_the_layout(tokenizer):
     (window,) = build(tokenizer)
-    question, passage = (encode_texts([text], tokenizer)[text] for text in ('Who?', CONTEXT))
+    question, passage = (tokenize_texts([text], tokenizer)[text] for text in ('Who?', CONTEXT))
     assert window.input_ids == [CLS, *question.input_ids, SEP, SEP, *passage.input_ids, SEP]
     assert passage_of(window) == passage.input_ids
     assert [o for o in window.offsets if o] == passage.offsets
@@ -65,7 +65,7 @@ def test_the_layout(tokenizer):
 def test_a_window_is_never_too_long_and_the_windows_lose_nothing(tokenizer, max_seq_len):
     span = {'doc_stride': 16, 'max_query_length': 9}
     windows = build(tokenizer, max_seq_len=max_seq_len, question=CONTEXT, **span)
-    passage = encode_texts([CONTEXT], tokenizer)[CONTEXT]
+    passage = tokenize_texts([CONTEXT], tokenizer)[CONTEXT]
     assert all(window.passage_start == 9 + 3 for window in windows)
     assert all(len(window.input_ids) == max_seq_len for window in windows[:-1])
     assert len(windows[-1].input_ids) <= max_seq_len
@@ -139,7 +139,7 @@ def test_all_at_once_is_one_by_one(tokenizer, is_training):
 def test_one_window_shows_most_around_each_token(tokenizer, doc_stride):
     windows = build(tokenizer, max_seq_len=48, is_training=False, doc_stride=doc_stride)
     begin = windows[0].passage_start
-    passage = encode_texts([CONTEXT], tokenizer)[CONTEXT].input_ids
+    passage = tokenize_texts([CONTEXT], tokenizer)[CONTEXT].input_ids
     places = [[] for _ in passage]  # of every token: (room, is best) in each window
     for i, window in enumerate(windows):
         length = len(passage_of(window))
@@ -156,7 +156,7 @@ def predict(windows, start, end, **span):
 
 
 def test_prediction_equals_brute_force(tokenizer):
-    """Every pair of starts and ends in every window, under the rules."""
+    """The best text by brute force over every pair of starts and ends in every window."""
     windows = build(tokenizer, max_seq_len=48, is_training=False, doc_stride=10)
     generator = np.random.default_rng(0)
     for _ in range(20):
@@ -210,7 +210,7 @@ def test_scores_that_do_not_fit_are_refused(tokenizer):
 
 @pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder with squad_v2/dev.parquet')
 def test_real_answers_are_found_and_scored(tokenizer):
-    """A model that is sure of the first gold answer says it: what remains is pieces that end beyond a word."""
+    """Scores that favour the tokens of the first gold answer predict a text that contains the answer."""
     rows = pyarrow.parquet.read_table(Path(str(FOLDER), 'squad_v2/dev.parquet')).to_pylist()[::8]
     examples = [
         SpanExample(r['id'], r['question'], r['context'], r['answers']['text'], r['answers']['answer_start'])

@@ -105,24 +105,24 @@ def test_what_is_missing_is_refused():
 
 @pytest.mark.parametrize('seed', range(20))
 def test_the_best_threshold_is_the_best_of_all(seed):
-    """Every threshold is tried; differences are distinct, so that each is one cut."""
+    """Against all thresholds; the differences are distinct, so that each threshold separates two questions."""
     generator = np.random.default_rng(seed)
     has_answer, raw = generator.random(60) < 0.5, generator.random(60).round(2)
-    says_something = generator.random(60) < 0.9
-    raw = np.where(has_answer, raw, ~says_something)
+    has_text = generator.random(60) < 0.9
+    raw = np.where(has_answer, raw, ~has_text)
     difference = generator.permutation(60) - 30.5
     scores = {
         threshold: np.where(difference > threshold, ~has_answer, raw).mean() for threshold in [-np.inf, *difference]
     }
-    threshold, answers = find_best_threshold(raw, difference, has_answer, says_something)
-    best = np.where(answers, raw, ~has_answer).mean()
+    threshold, is_answered = find_best_threshold(raw, difference, has_answer, has_text)
+    best = np.where(is_answered, raw, ~has_answer).mean()
     assert best == pytest.approx(max(scores.values()), **DIGITS)
     never = best == pytest.approx(scores[-np.inf], **DIGITS)
     assert threshold == 0.0 if never else scores[threshold] == pytest.approx(best, **DIGITS)
 
 
 def distort(text, context, random_state):
-    """What a model might say: right, nearly right, or nonsense in ways that the rules treat specially."""
+    """A random prediction: right, nearly right, or with features that the official rules treat specially."""
     words = context.split()
     start = random_state.randrange(len(words))
     return random_state.choice(
@@ -150,7 +150,7 @@ def ask(official, gold, predictions, differences):
 
 
 def draw_set(seed):
-    """Sixty questions on made-up text: answers, what a model might say, and how sure it is that there is none."""
+    """Sixty questions on random text: answers, predictions and null score differences."""
     random_state = random.Random(seed)
     words = TEXT.split()
     gold, predictions, differences = {}, {}, {}
@@ -166,7 +166,7 @@ def draw_set(seed):
 
 
 def record(official):
-    """What ``squad_golden.json`` holds of sets without real data."""
+    """The part of ``squad_golden.json`` that needs no real data, computed anew."""
     pairs = {(answer, said[key]) for gold, said, _ in map(draw_set, range(8)) for key in gold for answer in gold[key]}
     return {
         'normalized': [official.normalize_answer(text) for text, _ in NORMALIZED],
@@ -176,7 +176,7 @@ def record(official):
 
 
 def assert_equal_scores(ours, theirs):
-    """All that we compute, against Transformers' names and per cent."""
+    """Assert that all our scores equal Transformers', which have other names and are in per cent."""
     names = {'has_answer_exact': 'HasAns_exact', 'has_answer_f1': 'HasAns_f1'}
     names |= {'no_answer_exact': 'NoAns_exact', 'no_answer_f1': 'NoAns_f1'}
     for name, value in ours.items():
