@@ -5,7 +5,6 @@ Version 1 is every record without a ``version`` field. Version 2 adds that field
 """
 
 import base64
-import contextlib
 import dataclasses
 import json
 import zlib
@@ -258,12 +257,8 @@ def format_record(record: Record) -> dict[str, Any]:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write ``record``, whole or not at all; a file that holds the same values, in any order, is left as it is."""
-    plain = format_record(record)
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        if json.loads(path.read_text(encoding='utf-8')) == plain:
-            return
-    write_json(path, plain)
+    """Write ``record``, whole or not at all."""
+    write_json(path, format_record(record))
 
 
 def pack_numbers(values: Sequence[float] | np.ndarray) -> str:

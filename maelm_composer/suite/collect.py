@@ -34,14 +34,14 @@ def collect_run(folder: Path, records: Path) -> None:
         _remove(records / 'finetuning', parse_finetuning, lambda old: old.checkpoint.run_name == record.run_name)
         _remove(records / 'rank', parse_rank, lambda old: old.checkpoint.run_name == record.run_name)
     write_text(path.with_suffix('.csv'), thin_curve((folder / METRICS).read_text(encoding='utf-8')))
-    write_record(path, record)
+    _publish(path, record, parse_pretraining)
 
 
 def collect_finetunings(found: Sequence[Finetuning], records: Path, run_name: str, samples: int, task: str) -> None:
     """Write the records of a search. Other records of this checkpoint and task, of another protocol, are removed."""
     for record in found:
         named = replace(record, checkpoint=_hide_path(record.checkpoint))
-        write_record(records / 'finetuning' / f'{record.key}.json', named)
+        _publish(records / 'finetuning' / f'{record.key}.json', named, parse_finetuning)
     keys = {record.key for record in found}
 
     def is_stale(old: Finetuning) -> bool:
@@ -57,7 +57,7 @@ def collect_rank(record: RankRecord, records: Path) -> None:
     _remove(records / 'rank', parse_rank, lambda old: old.checkpoint.run_name == run_name and old.key != record.key)
     data = {name: Path(value).name if name == 'remote' else value for name, value in record.data.items()}
     named = replace(record, checkpoint=_hide_path(record.checkpoint), data=data)
-    write_record(records / 'rank' / f'{record.key}.json', named)
+    _publish(records / 'rank' / f'{record.key}.json', named, parse_rank)
 
 
 def thin_curve(text: str) -> str:
@@ -69,6 +69,12 @@ def thin_curve(text: str) -> str:
     column = head.split(',').index('eval_loss')
     kept = [row for i, row in enumerate(rows) if i % stride == 0 or row.split(',')[column]]
     return '\n'.join([head, *kept]) + '\n'
+
+
+def _publish(path: Path, record: AnyRecord, parse: Parser[AnyRecord]) -> None:
+    """Write ``record``; a file that holds the same values, perhaps in another order, is left as it is."""
+    if not path.exists() or load_record(path, parse) != record:
+        write_record(path, record)
 
 
 def _hide_path(checkpoint: EncoderIdentity) -> EncoderIdentity:

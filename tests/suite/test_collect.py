@@ -71,3 +71,15 @@ def test_published_records_name_no_place_of_a_machine(records):
     text = (records / 'rank' / 'r.json').read_text()
     assert '/a/machine' not in text
     assert '"samples-9600"' in text
+
+
+def test_a_published_record_of_the_same_values_is_left_as_it_is(records):
+    """Its fields may stand in the order of an earlier version."""
+    path, plain = records / 'rank/r.json', make_rank('demo', 9600, key='r')
+    record = parse_rank(json.dumps(plain), 'x.json')
+    collect_rank(record, records)  # with file names in place of paths
+    published = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(published.items()))))
+    before = path.read_text()
+    collect_rank(record, records)
+    assert path.read_text() == before
