@@ -73,7 +73,7 @@ class _Pretraining(Record):
     attention: dict[str, str]  # stack -> backend
     tokenizer_hash: str
     flops: int | None = None  # of the whole run
-    unigram_entropy: float | None = None  # of the training tokens, nats
+    unigram_entropy: float | None = None  # of the validation tokens, nats
 
     @property
     def seed(self) -> int:

@@ -11,8 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 
+from maelm_composer.checkpoints.names import PROGRESS, SHARDED_STATE, STATE, WEIGHTS
 from maelm_composer.errors import InputError
-from maelm_composer.training.checkpoints import PROGRESS, SHARDED_STATE, STATE, WEIGHTS, describe_cause
+from maelm_composer.training.checkpoints import describe_cause
 from maelm_composer.training.ranks import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
 
