@@ -91,6 +91,7 @@ def list_artefacts(session: pytest.Session) -> list[Artefact]:
 def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
     """The suite of the chosen scale, with Ray running; at the end, the planner's estimate is compared with the time."""
     with _chdir(ROOT):
+        from maelm_composer.reporting.report import report
         from maelm_composer.suite.run import settle_precision
 
         suite = load_suite(*_read_options(request.config))
@@ -107,6 +108,8 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
             before = signal.signal(signal.SIGTERM, _stop)  # a pretraining run installs its own handler meanwhile
             request.session.stash[MADE] = []
             yield suite
+            if request.session.stash[MADE]:
+                report(suite.scale, suite.results)
             signal.signal(signal.SIGTERM, before)
     if estimated and request.session.stash[MADE] == list_artefacts(request.session):
         took = time.monotonic() - start
@@ -121,13 +124,13 @@ def make(suite: Suite, benchmark: Callable, request: pytest.FixtureRequest) -> C
         from maelm_composer.suite.run import run_suite
 
         try:
-            page = benchmark.pedantic(run_suite, args=(suite, [find_artefact(name)]), rounds=1)
+            folder = benchmark.pedantic(run_suite, args=(suite, [find_artefact(name)], False), rounds=1)
         except SystemExit as stop:  # by a signal; finished records and saved checkpoints remain
             pytest.exit(STOPPED, returncode=int(stop.code or 0))
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
         request.session.stash[MADE].append(find_artefact(name))
-        rows = read_csv(page.parent / f'{name}.csv')
+        rows = read_csv(folder / f'{name}.csv')
         assert_complete(rows)
         return rows
 

@@ -47,6 +47,7 @@ def report(scale: str, results: Path) -> Path:
     folder = results / scale
     evidence = load_evidence(folder, scale)
     tables = _build(evidence)
+    _write(folder, tables)
     drawn = {
         name: partial(DRAWINGS[name], rows)
         for name, rows in tables.items()
@@ -55,16 +56,28 @@ def report(scale: str, results: Path) -> Path:
     if any(is_claim(row) for rows in tables.values() for row in rows):
         drawn[CLAIMS] = partial(draw_forest, tables)
     pictures = {name: picture for name in (*tables, CLAIMS) if (picture := write_figure(folder, name, drawn.get(name)))}
-    for name, rows in tables.items():
-        write_rows(folder / f'{name}.csv', rows)
     page = folder / 'report.html'
     write_text(page, render_page(scale, tables, pictures, describe_cost(evidence)))
     return page
 
 
+def write_tables(scale: str, results: Path) -> None:
+    """Make every CSV file of ``results``/``scale`` from its records.
+
+    Raises:
+        InputError: as :func:`report`.
+    """
+    _write(results / scale, build_tables(scale, results))
+
+
 def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
     """Artefact name -> rows, for every artefact of the scale."""
     return _build(load_evidence(results / scale, scale))
+
+
+def _write(folder: Path, tables: dict[str, list[Row]]) -> None:
+    for name, rows in tables.items():
+        write_rows(folder / f'{name}.csv', rows)
 
 
 def _build(evidence: Evidence) -> dict[str, list[Row]]:

@@ -22,20 +22,23 @@ from maelm_composer.lock import lock_folder
 from maelm_composer.precision import choose_in
 from maelm_composer.records import Finetuning
 from maelm_composer.reporting.artefacts import Artefact, Model
-from maelm_composer.reporting.report import report
+from maelm_composer.reporting.report import report, write_tables
 from maelm_composer.suite.collect import collect_finetunings, collect_rank, collect_run
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
 from maelm_composer.sweep.run import sweep
 from maelm_composer.training.run import pretrain
 
 
-def run_suite(suite: Suite, artefacts: Sequence[Artefact]) -> Path:
+def run_suite(suite: Suite, artefacts: Sequence[Artefact], draws: bool = True) -> Path:
     """Run every missing step of ``artefacts``, copy the records to the results, and make the report.
+
+    Args:
+        draws: false: CSV files alone. Figures and the page take seconds, so a caller of many artefacts draws once.
 
     A fine-tuning run that fails raises nothing: its record says why, and the report shows a missing number.
 
     Returns:
-        The path of the report's page.
+        The folder of the report.
 
     Raises:
         InputError: another process works in the same folder, or a step raises it.
@@ -44,7 +47,8 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact]) -> Path:
         suite = settle_precision(suite)
         for step in list_steps(suite, artefacts):
             make(suite, step)
-        return report(suite.scale, suite.results)
+        (report if draws else write_tables)(suite.scale, suite.results)
+        return suite.records.parent
 
 
 def settle_precision(suite: Suite) -> Suite:

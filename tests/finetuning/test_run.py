@@ -234,7 +234,7 @@ def main():
 def test_the_command(checkpoint, task_folder, tmp_path):
     arguments = [
         *(str(ROOT / 'yamls/finetune/glue.yaml'), 'task=rte', f'checkpoint={checkpoint}/latest', 'max_epochs=1'),
-        *('data.source=files', f'data.folder={task_folder}', f'save_folder={tmp_path}'),
+        *('precision=fp32', 'data.source=files', f'data.folder={task_folder}', f'save_folder={tmp_path}'),
     ]
     command = [sys.executable, str(ROOT / 'train.py'), *arguments]
     done = subprocess.run(

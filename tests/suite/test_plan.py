@@ -36,7 +36,7 @@ def test_flops_are_those_of_the_batches_that_are_made(demo):
         visible = int(collator.visible_length(length))
         masked = length if collator.predicts_every_token else round(0.15 * length)
         per_row = sum(count_forward_flops(config.model, visible, masked).values())
-        assert count_training_flops(config) == 3 * 1152 * per_row
+        assert count_training_flops(config) == 3 * 768 * per_row
 
 
 def test_nothing_is_done_and_nothing_is_written(demo, tmp_path):
@@ -69,10 +69,10 @@ def test_a_plan_is_made_in_the_precision_that_a_run_would_take(demo):
 
 def make_matching(suite):
     """A record of MAE-LM's last checkpoint that counts."""
-    config = dataclasses.replace(suite.load_finetuning(MAE_LM, 1152, ['demo_pair']), task='demo_pair')
+    config = dataclasses.replace(suite.load_finetuning(MAE_LM, 768, ['demo_pair']), task='demo_pair')
     (point,) = list_points(config, find_task('demo_pair'))
     protocol = describe_protocol(config) | {'max_seq_len': 64}  # the checkpoint's own
-    return make_finetuning('demo_pair', 'demo', 1152, point=dataclasses.asdict(point), protocol=protocol)
+    return make_finetuning('demo_pair', 'demo', 768, point=dataclasses.asdict(point), protocol=protocol)
 
 
 def test_records_are_found(demo):
@@ -85,12 +85,12 @@ def test_records_are_found(demo):
         write_record(demo.finetuning_folder / f'{seed}.json', record | {'seed': seed})
     failed = make_finetuning('demo_pair', 'demo', 384, error='no memory')
     write_record(demo.finetuning_folder / 'failed.json', failed)
-    write_record(demo.rank_folder / 'r.json', make_rank('demo-roberta', 1152))
+    write_record(demo.rank_folder / 'r.json', make_rank('demo-roberta', 768))
     after = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     done = {name for name, item in after.items() if item.done == item.total and item.step.model is not None}
-    assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 1,152, demo_pair'}
+    assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 768, demo_pair'}
     assert all(after[name].seconds == 0 and before[name].seconds > 0 for name in done)
-    assert after['fine-tuning demo at 384, demo_pair'] == before['fine-tuning demo at 384, demo_pair']
+    assert after['fine-tuning demo at 256, demo_pair'] == before['fine-tuning demo at 256, demo_pair']
 
 
 def test_records_of_another_recipe_do_not_count(demo):
@@ -110,7 +110,7 @@ def test_records_of_another_recipe_do_not_count(demo):
         write_record(demo.finetuning_folder / 'one.json', record | change)
         assert count_done() == {}
     write_record(demo.finetuning_folder / 'one.json', record)
-    assert list(count_done()) == ['fine-tuning demo at 1,152, demo_pair']
+    assert list(count_done()) == ['fine-tuning demo at 768, demo_pair']
 
 
 def test_a_machine_shows_the_gpus_that_this_process_may_use(tmp_path, monkeypatch):
@@ -137,7 +137,7 @@ def test_measured_speed_takes_the_place_of_the_model(demo):
     assert mine.basis == 'measured speed, 2.0e+11 FLOP/s'
     flops = count_training_flops(demo.load_pretraining(mine.step.model))
     assert mine.seconds == pytest.approx(flops / 2e11 + 4)
-    assert items['fine-tuning demo at 1,152, 4 tasks'].basis.endswith('measured runs')
+    assert items['fine-tuning demo at 768, 4 tasks'].basis.endswith('measured runs')
     other = plan_suite(dataclasses.replace(demo, precision=Precision.bf16), artefacts, SLOW)
     assert not any('measured' in item.basis for item in other)  # nor in another precision
     elsewhere = make_run('demo')
