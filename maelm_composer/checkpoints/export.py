@@ -93,9 +93,11 @@ def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], he
         weights = {f'{model_class.base_model_prefix}.{name}': value for name, value in weights.items()}
         for ours, theirs in (_SPAN_HEAD if kind == SPAN else _FIRST_TOKEN_HEAD).items():
             weights |= {f'{theirs}.{part}': head[f'{ours}.{part}'] for part in ('weight', 'bias')}
-        if kind == REGRESSION:  # the head was trained on labels in [0, 1]; the export predicts the data's 0 to 5
-            for part in ('weight', 'bias'):
-                weights[f'classifier.out_proj.{part}'] = weights[f'classifier.out_proj.{part}'] * MAX_SIMILARITY
+        if kind == REGRESSION:  # the head was trained on labels in [0, 1]; the export predicts the data's range
+            low, high = description.get('label_range', (0, MAX_SIMILARITY))  # revisions without the key had STS-B alone
+            for part, least in (('weight', 0), ('bias', low)):
+                name = f'classifier.out_proj.{part}'
+                weights[name] = weights[name] * (high - low) + least
     if not is_stock:
         module = Path(modeling_maelm.__file__).stem
         config.auto_map = {_name_auto(s): f'{module}.Maelm{s}' for s in (_ENCODER, _CLASSIFIER, _SPAN)}
