@@ -6,11 +6,12 @@ There are four kinds of recipe: :class:`CorpusConfig` (``yamls/data/*.yaml``: do
 defaults are the paper's base setting (Meng et al., arXiv:2302.02060, preprint, Sec. 4.1, Tables 4 to 6).
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-MISSING = '???'  # OmegaConf's mark of a value that a recipe must give
+MISSING: Any = '???'  # OmegaConf's mark of a value that a recipe must give
 
 
 def number(default: float, **limits: float) -> Any:
@@ -43,6 +44,12 @@ class Sharding(Enum):
     ddp = 'ddp'  # replicate; fastest while model and optimizer fit on one device
     shard_grad_op = 'shard_grad_op'  # FSDP2, parameters kept gathered between forward and backward
     full_shard = 'full_shard'  # FSDP2, parameters gathered layer by layer
+
+
+class TaskKind(str, Enum):
+    classification = 'classification'
+    regression = 'regression'
+    span = 'span'  # questions on passages, some without an answer
 
 
 @dataclass
@@ -178,8 +185,27 @@ class TaskDataConfig:
     max_train_examples: int | None = None  # a sample, equal for all models and seeds; null: all
     max_train_examples_of: dict[str, int] = field(default_factory=dict)  # by task, overrides the number for all
 
+    max_dev_examples: int | None = None  # likewise of each evaluation split; null: all
+
     def limit(self, task_name: str) -> int | None:
         return self.max_train_examples_of.get(task_name, self.max_train_examples)
+
+
+@dataclass
+class TaskConfig:
+    """One task. ``tasks/catalogue.py`` declares the built-in ones; docs/tasks.md shows a recipe with another."""
+
+    kind: TaskKind = MISSING  # selects the head, the loss and the metrics
+    text_columns: list[str] = field(default_factory=list)  # one or two; span: the question's, then the passage's
+    label_column: str = 'label'  # span: of the answers, each a pair of the lists text and answer_start
+    label_names: list[str] = field(default_factory=list)  # classification: all names, in the order of the classes
+    label_range: list[float] = field(default_factory=list, metadata={'above': -math.inf})  # regression: least, greatest
+    metrics: list[str] = field(default_factory=list)  # the first is the score; empty: those of docs/tasks.md
+    files: dict[str, str] = field(default_factory=dict)  # train and evaluation splits: .parquet, .csv or .jsonl files
+    dataset: str | None = None  # in place of files: hub name or local folder
+    config_name: str | None = None  # dataset: configuration of the data set
+    splits: dict[str, str] = field(default_factory=dict)  # dataset: its names; empty: train, dev: validation
+    group: str = 'glue_small'  # whose search space the task has unless sweep.search names the task
 
 
 @dataclass
@@ -220,6 +246,7 @@ class FinetuningConfig:
     """One fine-tuning run on one task; ``sweep`` lists the runs of ``maelm sweep``."""
 
     task: str | None = None  # name of the task; null in a recipe of a sweep
+    tasks: dict[str, TaskConfig] = field(default_factory=dict)  # tasks of one's own, by name
     checkpoint: str = MISSING  # run folder or checkpoint, local or s3://, or folder or name of a Hugging Face encoder
     save_folder: str = 'finetuned'  # of one JSON record and one file of predictions per run
     implementation: Implementation = Implementation.auto  # of a Hugging Face encoder; auto: ours if equivalent

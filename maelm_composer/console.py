@@ -1,13 +1,18 @@
-"""Tables on standard output, by rich. Imports no torch."""
+"""Tables on standard output, by rich, and progress on standard error. Imports no torch."""
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
 WIDTH_OF_A_FILE = 200  # characters, where standard output is no terminal
+SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES = 5, 30
+Item = TypeVar('Item')
 
 
 def open_console() -> Console:
@@ -21,3 +26,17 @@ def begin_table(*left: str, right: Sequence[str] = (), last: Sequence[str] = ())
     for name in (*left, *right, *last):
         table.add_column(name, justify='right' if name in right else 'left', overflow='fold')
     return table
+
+
+def track(items: Iterable[Item], total: int, name: str, unit: str) -> Iterator[Item]:
+    """Yield ``items``; on a terminal with a progress bar, else with a line now and then if they take long."""
+    if sys.stderr.isatty():
+        yield from tqdm(items, desc=name, total=total, unit=f' {unit}', leave=False, dynamic_ncols=True)
+        return
+    start = time.monotonic()
+    next_line = start + SECONDS_TO_FIRST_LINE
+    for done, item in enumerate(items):
+        if (now := time.monotonic()) >= next_line:
+            print(f'{name}: {done:,}/{total:,} {unit}, {now - start:.0f} s', file=sys.stderr, flush=True)
+            next_line = now + SECONDS_BETWEEN_LINES
+        yield item

@@ -64,13 +64,13 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def is_finetuning(paths: Sequence[str], overrides: Sequence[str] = ()) -> bool:
-    """Whether a recipe is for fine-tuning: its files or pairs set ``task`` or a key of ``sweep``.
+    """Whether a recipe is for fine-tuning: its files or pairs set ``task`` or a key of ``tasks`` or ``sweep``.
 
     Raises:
         InputError: a file that cannot be read.
     """
     keys = {str(key) for path in paths for key in _read_yaml(path)} | {pair.split('=')[0] for pair in overrides}
-    return any(key.split('.')[0] in ('task', 'sweep') for key in keys)
+    return any(key.split('.')[0] in ('task', 'tasks', 'sweep') for key in keys)
 
 
 def to_yaml(config: CorpusConfig | PretrainingConfig | FinetuningConfig) -> str:

@@ -72,7 +72,7 @@ def task_folder(tmp_path_factory) -> Path:
     """What data.folder names: every task that is not the demo's."""
     folder = tmp_path_factory.mktemp('tasks')
     for name, task in TASKS.items():
-        if task.hub is None:
+        if task.is_demo:
             continue
         place = folder / ('squad_v2' if task.kind == 'span' else f'glue/{name}')
         write_rows(place / 'train.parquet', make_rows(name, 96, seed=0))

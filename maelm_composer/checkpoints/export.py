@@ -93,9 +93,11 @@ def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], he
         weights = {f'{model_class.base_model_prefix}.{name}': value for name, value in weights.items()}
         for ours, theirs in (_SPAN_HEAD if kind == SPAN else _FIRST_TOKEN_HEAD).items():
             weights |= {f'{theirs}.{part}': head[f'{ours}.{part}'] for part in ('weight', 'bias')}
-        if kind == REGRESSION:  # the head was trained on labels in [0, 1]; the export predicts the data's 0 to 5
-            for part in ('weight', 'bias'):
-                weights[f'classifier.out_proj.{part}'] = weights[f'classifier.out_proj.{part}'] * MAX_SIMILARITY
+        if kind == REGRESSION:  # the head was trained on labels in [0, 1]; the export predicts the data's range
+            low, high = description.get('label_range', (0, MAX_SIMILARITY))  # revisions without the key had STS-B alone
+            for part, least in (('weight', 0), ('bias', low)):
+                name = f'classifier.out_proj.{part}'
+                weights[name] = weights[name] * (high - low) + least
     if not is_stock:
         module = Path(modeling_maelm.__file__).stem
         config.auto_map = {_name_auto(s): f'{module}.Maelm{s}' for s in (_ENCODER, _CLASSIFIER, _SPAN)}
@@ -130,12 +132,13 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     trust = '' if is_stock else ', trust_remote_code=True'
     identity, config = pretrained.identity, pretrained.config
     assert config is not None
-    record = found.read_record()
+    record, finetuned = found.read_record(), _read_finetuning(found)
     facts = {
         'class': f'`{class_name}`, ' + ('of Transformers itself' if is_stock else '`modeling_maelm.py` in this folder'),
         'encoder': f'{config.num_hidden_layers} layers, width {config.hidden_size}, {config.max_seq_len} positions, '
         f'{config.vocab_size:,} tokens',
         'task': task,
+        **_describe_training(finetuned),
         'pretraining run': identity.run_name,
         'pretraining rows': identity.samples,
         'recipe hash': identity.recipe_hash,
@@ -165,7 +168,7 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
         '|---|---|',
         *(f'| {name} | {value} |' for name, value in facts.items() if value is not None),
         '',
-        *_describe_results(found, record),
+        *_describe_results(found, record, finetuned),
     ]
     recipe = {'model': description.get('config')}
     if found.run is not None:
@@ -175,13 +178,40 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     return '\n'.join([*lines, '## Recipe', '', '```yaml', yaml.safe_dump(recipe, sort_keys=False).rstrip(), '```', ''])
 
 
-def _describe_results(found: EncoderFolder, record: Pretraining | None) -> list[str]:
+def _read_finetuning(found: EncoderFolder) -> FinetuningRecord | None:
+    """The record beside a fine-tuned model; None for a pretraining run or a model without its record."""
+    uri = f'{found.uri}.json'
+    content = read_file(uri) if found.run is None else None
+    record = None if content is None else parse_finetuning(content, uri)
+    return record if isinstance(record, FinetuningRecord) else None
+
+
+def _describe_training(record: FinetuningRecord | None) -> dict[str, Any]:
+    if record is None:
+        return {}
+    point, protocol = record.point, record.protocol
+    source = protocol.get('declaration', {}).get('dataset', protocol.get('source'))
+    limit = protocol.get('max_dev_examples')
+    return {
+        'learning rate': f'{point.learning_rate:g}',
+        'batch size': point.batch_size,
+        'epochs': point.max_epochs,
+        'warm-up': f'{point.warmup_proportion:g} of the steps',
+        'fine-tuning seed': record.seed,
+        'precision': protocol.get('precision'),
+        'fine-tuning data': f'{record.train_examples:,} training examples from {source}',
+        'fine-tuning data hash': record.data_hash,
+        'evaluated on': None if limit is None else f'samples of {limit:,} development examples',
+    }
+
+
+def _describe_results(
+    found: EncoderFolder, record: Pretraining | None, finetuned: FinetuningRecord | None
+) -> list[str]:
     """Lines with the results of a run's last checkpoint or of a fine-tuned model; none if there is no such record."""
     results: dict[str, float] = {}
-    if found.run is None:
-        uri = f'{found.uri}.json'
-        finetuned = None if (content := read_file(uri)) is None else parse_finetuning(content, uri)
-        results = finetuned.metrics if isinstance(finetuned, FinetuningRecord) else {}
+    if finetuned is not None:
+        results = finetuned.metrics
     elif isinstance(record, PretrainingRecord) and record.samples == found.read_json(PROGRESS).get('samples'):
         results = {'validation loss (nats)': record.eval_loss, 'accuracy at masked positions': record.eval_accuracy}
     if not results:

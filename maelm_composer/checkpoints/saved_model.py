@@ -3,8 +3,8 @@
 ::
 
     model.safetensors   encoder.* and head.*
-    finetuned.json      config (of the encoder), task, kind, label_names, max_seq_len, span, checkpoint (the pretrained
-                        encoder's identity)
+    finetuned.json      config (of the encoder), task, kind, text_columns, label_names, label_range, max_seq_len, span,
+                        checkpoint (the pretrained encoder's identity)
     tokenizer/
 """
 
@@ -34,7 +34,9 @@ def save_model(
         'config': to_plain(pretrained.config),
         'task': task.name,
         'kind': task.kind,
-        'label_names': list(task.label_names),
+        'text_columns': task.text_columns,
+        'label_names': task.label_names,
+        'label_range': task.label_range,
         'max_seq_len': max_seq_len,
         'span': asdict(span) if task.kind == SPAN else {},
         'checkpoint': asdict(pretrained.identity),

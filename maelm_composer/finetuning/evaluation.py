@@ -1,5 +1,6 @@
 """Evaluating a model on a task's whole dev sets, which are tokenised once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from maelm_composer.config import FinetuningConfig, SpanConfig
 from maelm_composer.finetuning.fit import predict
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.tasks.catalogue import CLASSIFICATION, MAX_SIMILARITY, REGRESSION, SPAN, Task
+from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, Task
 from maelm_composer.tasks.examples import encode_texts, stack_windows
 from maelm_composer.tasks.metrics import compute_influences, compute_metrics, score_constant
 from maelm_composer.tasks.squad import Window, build_windows, predict_answers
@@ -60,9 +61,9 @@ class Evaluator:
             for split, rows in scores.items()
         }
         labels = {split: np.array([example.label for example in rows]) for split, rows in self.examples.items()}
-        scale = MAX_SIMILARITY if self.task.kind == REGRESSION else 1  # predictions are recorded on the labels' scale
+        rescale: Callable[[float], float] = self.task.denormalize if self.task.kind == REGRESSION else int
         predictions = [
-            {'split': split, 'id': example.id, 'label': example.label, 'prediction': output.item() * scale}
+            {'split': split, 'id': example.id, 'label': example.label, 'prediction': rescale(output.item())}
             | ({'scores': row.tolist()} if is_classification else {})
             for split in self.examples
             for example, output, row in zip(self.examples[split], outputs[split], scores[split], strict=True)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
-from tqdm import tqdm
 
 from maelm_composer.config import EvaluationProtocol, FinetuningConfig, OptimizerConfig, Precision
+from maelm_composer.console import track
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.batching import collate, measure_padding, order_by_length, sort_for_evaluation
 from maelm_composer.finetuning.model import FinetuningModel
@@ -70,7 +70,7 @@ def fit(
         observe(0)
     seconds, start = 0.0, time.perf_counter()
     model.train()
-    for step, rows in enumerate(tqdm(batches, disable=None, leave=False, unit=' steps'), start=1):
+    for step, rows in enumerate(track(batches, steps, 'training', 'steps'), start=1):
         batch = collate(inputs, rows, pad_id).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision is Precision.bf16):
             scores = model(batch)
@@ -117,7 +117,8 @@ def predict(model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id
     device = next(model.parameters()).device
     model.eval()
     scores: list[np.ndarray] = [np.empty(0)] * len(inputs)
-    for rows in sort_for_evaluation(inputs.lengths, EVAL_BATCH_SIZE):
+    num_batches = math.ceil(len(inputs) / EVAL_BATCH_SIZE)
+    for rows in track(sort_for_evaluation(inputs.lengths, EVAL_BATCH_SIZE), num_batches, 'evaluation', 'batches'):
         batch = collate(inputs, rows, pad_id).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
             outputs = model(batch)

@@ -15,6 +15,7 @@ PROTOCOL = (
     *('evaluation', 'max_seq_len', 'precision', 'dropout', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay'),
     *('clip_norm', 'measures_rank'),
 )
+UNDECIDING = ('files', 'group')  # of a task's declaration: the rows' hash stands for the files
 KEY_LENGTH = 16
 
 
@@ -57,14 +58,20 @@ def read_point(config: FinetuningConfig) -> Point:
 
 
 def check_names(config: FinetuningConfig) -> None:
-    """Raise InputError if a key that must be a task's name, or a group's, is neither."""
-    for name in (*config.data.max_train_examples_of, *(config.sweep.search.keys() - GROUPS)):
-        find_task(name)
+    """Raise InputError if a key that must be a task's name, or a group's, is neither, or declares no usable task."""
+    for name in (*config.tasks, *config.data.max_train_examples_of, *(config.sweep.search.keys() - GROUPS)):
+        find_task(name, config.tasks)
 
 
 def describe_protocol(config: FinetuningConfig) -> dict[str, Any]:
     """The settings that decide the scores and that all runs of a sweep over ``config.task`` share."""
-    task, plain = find_task(config.task), to_plain(config)
+    task, plain = find_task(config.task, config.tasks), to_plain(config)
     protocol = {name: plain[name] for name in PROTOCOL}
-    protocol |= {'source': plain['data']['source'], 'max_train_examples': config.data.limit(task.name)}
+    source = task.find_source(config.data.source)
+    protocol |= {'source': source.name, 'max_train_examples': config.data.limit(task.name)}
+    if config.data.max_dev_examples is not None:
+        protocol['max_dev_examples'] = config.data.max_dev_examples
+    if task.is_own:
+        declaration = plain['tasks'][task.name].items()
+        protocol['declaration'] = {key: value for key, value in declaration if value and key not in UNDECIDING}
     return protocol | ({'span': plain['span']} if task.kind == SPAN else {})

@@ -7,14 +7,14 @@ from typing import Any
 from maelm_composer.checkpoints.find import find_encoder, read_weights
 from maelm_composer.checkpoints.names import FINETUNED
 from maelm_composer.checkpoints.pretrained import load_pretrained, place_encoder
-from maelm_composer.config import Precision, SpanConfig
+from maelm_composer.config import Precision, SpanConfig, TaskKind
 from maelm_composer.device import find_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.finetuning.fit import predict
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.precision import choose, tell
-from maelm_composer.tasks.catalogue import CLASSIFICATION, MAX_SIMILARITY, SPAN, Task, find_task
+from maelm_composer.tasks.catalogue import CLASSIFICATION, SPAN, TASKS, Task
 from maelm_composer.tasks.examples import encode_texts, fit_span, stack_windows
 from maelm_composer.tasks.sources import read_unlabelled
 from maelm_composer.tasks.squad import build_windows, predict_answers
@@ -41,7 +41,7 @@ def predict_file(
     if not description:
         raise InputError(f'{saved_model} is no fine-tuned model: make one with saves_model=true')
     assert found is not None
-    task = find_task(description['task'])
+    task = _restore_task(description)
     if target.suffix not in {'.jsonl', '.json' if task.kind == SPAN else '.tsv'}:
         raise InputError(f'{target}: predictions of {task.name} cannot be written as {target.suffix}; use {FORMATS}')
     rows = read_unlabelled(task, source)
@@ -62,13 +62,24 @@ def predict_file(
     else:
         scores = predict(model, encode_texts(rows, task, tokenizer, max_seq_len), choice.precision, pad_id)
         predictions = [
-            {'id': row.id, 'prediction': int(score.argmax()), 'scores': score.tolist()}
+            {'id': row.id, 'prediction': (label := int(score.argmax()))}
+            | {'name': task.label_names[label], 'scores': score.tolist()}
             if task.kind == CLASSIFICATION
-            else {'id': row.id, 'prediction': float(score) * MAX_SIMILARITY}
+            else {'id': row.id, 'prediction': task.denormalize(float(score))}
             for row, score in zip(rows, scores, strict=True)
         ]
     write_text(target, _format(task, predictions, target.suffix, threshold))
     return len(predictions)
+
+
+def _restore_task(description: dict[str, Any]) -> Task:
+    """The task in the content of finetuned.json. Models of built-in tasks from earlier revisions lack its columns."""
+    if (name := description['task']) in TASKS:
+        return TASKS[name]
+    kind = TaskKind(description['kind'])
+    return Task(
+        name=name, kind=kind, **{key: description[key] for key in ('text_columns', 'label_names', 'label_range')}
+    )
 
 
 def _format(task: Task, predictions: list[dict[str, Any]], suffix: str, threshold: float) -> str:
@@ -77,7 +88,7 @@ def _format(task: Task, predictions: list[dict[str, Any]], suffix: str, threshol
     if suffix == '.json':
         answers = {p['id']: '' if p['null_score_difference'] > threshold else p['prediction'] for p in predictions}
         return json.dumps(answers, ensure_ascii=False) + '\n'
-    # gluebenchmark.com: names of the classes for the inference tasks, numbers for all others
-    names = task.label_names if 'entailment' in task.label_names else ()
+    # gluebenchmark.com: names of the classes for the inference tasks, numbers for its other tasks
+    names = task.label_names if task.is_own or 'entailment' in task.label_names else ()
     values = [names[p['prediction']] if names else p['prediction'] for p in predictions]
     return '\n'.join(['index\tprediction', *(f'{index}\t{value}' for index, value in enumerate(values))]) + '\n'

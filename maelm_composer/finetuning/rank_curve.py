@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from maelm_composer.analysis.effective_rank import THRESHOLD, Gram, measure_effective_rank
+from maelm_composer.console import track
 from maelm_composer.finetuning.batching import FinetuningBatch, collate, sort_for_evaluation
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE
 from maelm_composer.tasks.examples import Inputs
@@ -19,8 +20,10 @@ def rank_of_inputs(encoder: nn.Module, inputs: Inputs, special_ids: Collection[i
     """:func:`rank_of_encoder` in fp32 over every k-th row, with the least k that gives about ``MAX_TOKENS`` tokens."""
     lengths = np.asarray(inputs.lengths)
     chosen = np.arange(0, len(lengths), math.ceil(lengths.sum() / MAX_TOKENS))
-    batches = (chosen[rows] for rows in sort_for_evaluation(lengths[chosen].tolist(), EVAL_BATCH_SIZE))
-    return rank_of_encoder(encoder, (collate(inputs, rows, pad_id) for rows in batches), special_ids)
+    parts = sort_for_evaluation(lengths[chosen].tolist(), EVAL_BATCH_SIZE)
+    batches = (collate(inputs, chosen[rows], pad_id) for rows in parts)
+    total = math.ceil(len(chosen) / EVAL_BATCH_SIZE)
+    return rank_of_encoder(encoder, track(batches, total, 'effective rank', 'batches'), special_ids)
 
 
 @torch.inference_mode()

@@ -53,8 +53,8 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     Raises:
         InputError: the task, its data or the checkpoint cannot be used, or a loss is not finite. Nothing is written.
     """
-    task = find_task(config.task)
     check_names(config)
+    task = find_task(config.task, config.tasks)
     if is_s3(config.save_folder):
         raise InputError(f'save_folder {config.save_folder}: must be a local or shared folder')
     folder = Path(config.save_folder)

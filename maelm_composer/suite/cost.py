@@ -48,6 +48,7 @@ def cost_finetuning(config: FinetuningConfig, model: ModelConfig, task_name: str
     task = find_task(task_name)
     rows, dev_rows, length = TASK_SIZES[task_name]
     rows = min(rows, config.data.limit(task_name) or rows)
+    dev_rows = min(dev_rows, config.data.max_dev_examples or dev_rows)
     points, runs = list_points(config, task), count_runs(config, task)
     epochs = sum(point.max_epochs for point in points) / len(points)
     passes = FORWARD_AND_BACKWARD * epochs * rows + count_evaluations(config, epochs) * dev_rows

@@ -224,13 +224,14 @@ class _Planner:
         """The number of recorded runs of the search, found by task, checkpoint, protocol, point and seed."""
         protocol = describe_protocol(replace(config, task=task))
         points = list_points(config, find_task(task))
-        shortened = ('max_seq_len', 'span')  # a checkpoint of shorter rows changes these
+        shortened = {'max_seq_len', 'span'}  # a checkpoint of shorter rows changes these
 
         def is_of_search(record: FinetuningRecord) -> bool:
             checkpoint = record.checkpoint
             if (record.task, checkpoint.run_name, checkpoint.samples) != (task, run_name, samples):
                 return False
-            is_same = all(record.protocol.get(k) == v for k, v in protocol.items() if k not in shortened)
+            keys = (protocol.keys() | record.protocol.keys()) - shortened
+            is_same = all(record.protocol.get(key) == protocol.get(key) for key in keys)
             return is_same and record.point in points and record.seed in config.sweep.seeds
 
         return sum(map(is_of_search, self.recorded))

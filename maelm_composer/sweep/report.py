@@ -131,7 +131,7 @@ def _describe_point(result: TaskResult) -> list[str]:
         return [name, metric, *[''] * len(fields(Point)), 'no run of the grid finished']
     medians = {
         other: median(record.metrics[other] for record in result.records)
-        for other in result.task.metrics
+        for other, *_ in result.task.list_metrics()
         if other != metric and not other.endswith('threshold')
     }
     others = ', '.join(f'{other} {_percent(value)}' for other, value in medians.items())

@@ -52,7 +52,7 @@ def list_tasks(config: FinetuningConfig) -> list[Task]:
     if not config.sweep.tasks and config.task is None:
         raise InputError('nothing to sweep over: give sweep.tasks or task in the recipe')
     names = config.sweep.tasks if config.task is None else [config.task]
-    return [find_task(name) for name in dict.fromkeys(names)]
+    return [find_task(name, config.tasks) for name in dict.fromkeys(names)]
 
 
 def list_points(config: FinetuningConfig, task: Task) -> list[Point]:

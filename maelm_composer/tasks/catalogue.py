@@ -1,31 +1,86 @@
-"""The table of the tasks: columns, labels, metrics and search space of each."""
+"""Tasks: the built-in ones, and those that a recipe declares in the same words."""
 
 import difflib
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from maelm_composer.config import TaskConfig, TaskKind, TaskSource
 from maelm_composer.errors import InputError
 
-CLASSIFICATION, REGRESSION, SPAN = 'classification', 'regression', 'span'
+CLASSIFICATION, REGRESSION, SPAN = TaskKind.classification, TaskKind.regression, TaskKind.span
+METRICS = {  # that a task of each kind may name
+    CLASSIFICATION: ('accuracy', 'f1', 'matthews'),
+    REGRESSION: ('spearman', 'pearson'),
+    SPAN: ('best_exact', 'best_f1', 'exact', 'f1', 'best_exact_threshold', 'best_f1_threshold'),
+}
+OF_TWO_CLASSES = ('f1', 'matthews')  # F1 is that of the second class
+TRAIN = 'train'
+HUB_SPLITS = {TRAIN: 'train', 'dev': 'validation'}
 
 
-@dataclass(frozen=True)
-class Task:
-    """One task. All metrics are fractions."""
+class Metric(NamedTuple):
+    """A metric on one evaluation split; ``name`` is that in a record."""
 
     name: str
-    group: str  # glue_small, glue_large or squad2: selects the search space (Tables 5 and 6)
-    kind: str  # classification, regression or span: selects the head
-    text_columns: tuple[str, ...]
-    label_names: tuple[str, ...]  # by label id, as on the Hugging Face Hub; empty for regression and span
-    metric: str  # the metric that the paper reports (Sec. 4.1)
-    metrics: tuple[str, ...]  # all metrics in a record, ``metric`` included
-    hub: tuple[str, str] | None  # dataset and configuration on the Hugging Face Hub; None for a demo task
-    eval_splits: tuple[str, ...] = ('dev',)
+    split: str
+    kind: str
+
+
+@dataclass(kw_only=True)
+class Task(TaskConfig):
+    """A declared task with its name. All metrics are fractions."""
+
+    name: str
+
+    def __hash__(self) -> int:  # tasks are keys of caches, and no config is changed after it was loaded
+        return hash(self.name)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a recipe declares the task."""
+        return self.name not in TASKS
+
+    @property
+    def is_demo(self) -> bool:
+        return not self.files and self.dataset is None
+
+    @property
+    def eval_splits(self) -> list[str]:
+        return [split for split in self.files or self.splits or HUB_SPLITS if split != TRAIN]
 
     @property
     def num_outputs(self) -> int:
         """Outputs of the head: one per class, one number, or the start and the end score of a token."""
         return {CLASSIFICATION: len(self.label_names), REGRESSION: 1, SPAN: 2}[self.kind]
+
+    def normalize(self, label: float) -> float:
+        """The head's target for a label of a regression task: 0 to 1 (the authors' code divides STS-B's by 5)."""
+        low, high = self.label_range
+        return (label - low) / (high - low)
+
+    def denormalize(self, output: float) -> float:
+        """The head's ``output`` on the scale of the labels of a regression task."""
+        low, high = self.label_range
+        return low + output * (high - low)
+
+    @property
+    def metric(self) -> str:
+        """The score of a run: for a built-in task, the metric that the paper reports (Sec. 4.1)."""
+        return self.list_metrics()[0].name
+
+    def list_metrics(self) -> list[Metric]:
+        """All metrics in a record; of several evaluation splits, the names begin with the split's."""
+        splits = self.eval_splits
+        kinds = self.metrics or METRICS[self.kind][: 1 if self.kind is CLASSIFICATION else None]
+        return [Metric(f'{split}_{kind}' if splits[1:] else kind, split, kind) for split in splits for kind in kinds]
+
+    def find_source(self, configured: TaskSource) -> TaskSource:
+        """Where the rows come from: ``data.source`` holds for the built-in tasks."""
+        if not self.is_own:
+            return configured
+        return TaskSource.files if self.files else TaskSource.huggingface
 
 
 def _classify(
@@ -34,63 +89,120 @@ def _classify(
     text_columns: tuple[str, ...],
     label_names: tuple[str, ...],
     metrics: tuple[str, ...] = ('accuracy',),
-    eval_splits: tuple[str, ...] = ('dev',),
     is_demo: bool = False,
+    splits: Mapping[str, str] | None = None,
 ) -> Task:
-    hub = None if is_demo else ('nyu-mll/glue', name)
-    if len(eval_splits) > 1:
-        metrics = tuple(f'{split}_{metric}' for split in eval_splits for metric in metrics)
-    return Task(name, group, CLASSIFICATION, text_columns, label_names, metrics[0], metrics, hub, eval_splits)
+    return Task(
+        name=name,
+        kind=CLASSIFICATION,
+        text_columns=list(text_columns),
+        label_names=list(label_names),
+        metrics=list(metrics),
+        dataset=None if is_demo else 'nyu-mll/glue',
+        config_name=name,
+        splits=dict(splits or {}),
+        group=group,
+    )
+
+
+MAX_SIMILARITY = 5.0  # labels of STS-B are 0 to 5
+
+
+def _compare(name: str, dataset: str | None) -> Task:
+    columns, labels = ['sentence1', 'sentence2'], [0.0, MAX_SIMILARITY]
+    return Task(name=name, kind=REGRESSION, text_columns=columns, label_range=labels, dataset=dataset, config_name=name)
+
+
+def _ask(name: str, dataset: str | None) -> Task:
+    columns = ['question', 'context']
+    return Task(*(SPAN, columns, 'answers'), name=name, dataset=dataset, config_name='squad_v2', group='squad2')
 
 
 _SENTENCES, _ENTAILMENT = ('sentence1', 'sentence2'), ('entailment', 'not_entailment')
-_SPAN_METRICS = ('best_exact', 'best_f1', 'exact', 'f1', 'best_exact_threshold', 'best_f1_threshold')
-_CORRELATIONS = ('spearman', 'pearson')
 _NLI = ('entailment', 'neutral', 'contradiction')
+_NLI_SPLITS = {TRAIN: 'train', 'matched': 'validation_matched', 'mismatched': 'validation_mismatched'}
 _MATTHEWS = ('matthews', 'accuracy')
-_WITH_F1 = ('accuracy', 'f1')  # of label 1
+_WITH_F1 = ('accuracy', 'f1')
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        _classify('mnli', 'glue_large', ('premise', 'hypothesis'), _NLI, eval_splits=('matched', 'mismatched')),
+        _classify('mnli', 'glue_large', ('premise', 'hypothesis'), _NLI, splits=_NLI_SPLITS),
         _classify('qqp', 'glue_large', ('question1', 'question2'), ('not_duplicate', 'duplicate'), _WITH_F1),
         _classify('qnli', 'glue_large', ('question', 'sentence'), _ENTAILMENT),
         _classify('sst2', 'glue_large', ('sentence',), ('negative', 'positive')),
         _classify('cola', 'glue_small', ('sentence',), ('unacceptable', 'acceptable'), _MATTHEWS),
         _classify('rte', 'glue_small', _SENTENCES, _ENTAILMENT),
         _classify('mrpc', 'glue_small', _SENTENCES, ('not_equivalent', 'equivalent'), _WITH_F1),
-        Task(
-            *('stsb', 'glue_small', REGRESSION, _SENTENCES, (), 'spearman', _CORRELATIONS),
-            hub=('nyu-mll/glue', 'stsb'),
-        ),
-        Task(
-            *('squad2', 'squad2', SPAN, ('question', 'context'), (), 'best_exact', _SPAN_METRICS),
-            hub=('rajpurkar/squad_v2', 'squad_v2'),
-        ),
+        _compare('stsb', 'nyu-mll/glue'),
+        _ask('squad2', 'rajpurkar/squad_v2'),
         # Not GLUE: tasks/demo.py makes these from the documentation on this machine, so that every head runs offline.
         _classify('demo_sentence', 'glue_small', ('sentence',), ('shuffled', 'original'), is_demo=True),
         _classify('demo_pair', 'glue_small', _SENTENCES, ('swapped', 'in_order'), is_demo=True),
-        Task('demo_regression', 'glue_small', REGRESSION, _SENTENCES, (), 'spearman', _CORRELATIONS, None),
-        Task('demo_span', 'squad2', SPAN, ('question', 'context'), (), 'best_exact', _SPAN_METRICS, None),
+        _compare('demo_regression', None),
+        _ask('demo_span', None),
     )
 }
 
 GLUE = ('mnli', 'qqp', 'qnli', 'sst2', 'cola', 'rte', 'mrpc', 'stsb')  # the eight tasks of the average
 GROUPS = {task.group for task in TASKS.values()}
-MAX_SIMILARITY = 5.0  # labels of STS-B are 0 to 5; the head's targets are labels divided by 5 (authors' code)
 
 
-def find_task(name: str | None) -> Task:
-    """The task called ``name``.
+def find_task(name: str | None, own: Mapping[str, TaskConfig] | None = None) -> Task:
+    """The task called ``name``, built-in or among the recipe's ``own``.
 
     Raises:
-        InputError: there is no such task; the message suggests the nearest name.
+        InputError: there is no such task (the message suggests the nearest name), or its declaration cannot be used.
     """
     if name is None:
         raise InputError('task is not set: give it in the recipe or as task=rte')
+    own = own or {}
+    if name in own:
+        check_declaration(name, own[name])
+        return Task(**vars(own[name]), name=name)
     if name not in TASKS:
-        near = difflib.get_close_matches(name.lower().replace('-', ''), TASKS, n=1)
-        hint = f'did you mean {near[0]}? (tasks: {", ".join(TASKS)})' if near else f'the tasks are {", ".join(TASKS)}'
+        known = [*own, *TASKS]
+        near = difflib.get_close_matches(name.lower().replace('-', ''), known, n=1)
+        hint = f'did you mean {near[0]}? (tasks: {", ".join(known)})' if near else f'the tasks are {", ".join(known)}'
         raise InputError(f'unknown task {name}; {hint}')
     return TASKS[name]
+
+
+def check_declaration(name: str, task: TaskConfig) -> None:
+    """Raise InputError if no run could use the declaration ``tasks.<name>``."""
+    for fault in _list_faults(name, task):
+        raise InputError(f'tasks.{name}{fault}')
+
+
+def _list_faults(name: str, task: TaskConfig) -> Iterator[str]:
+    if name in TASKS or name in GROUPS:
+        yield f': {name} is the name of a built-in {"task" if name in TASKS else "search space"}; choose another'
+    if not re.fullmatch(r'[A-Za-z0-9_][A-Za-z0-9_.-]*', name):
+        yield ": the name is part of file names; use letters, digits, '_', and after the first '.' and '-'"
+    least = 2 if task.kind is SPAN else 1
+    if not least <= len(task.text_columns) <= 2:
+        yield f'.text_columns {task.text_columns}: a {task.kind.name} task reads {"one or " * (least == 1)}two columns'
+    num_labels = len(set(task.label_names))
+    if num_labels < len(task.label_names):
+        yield f'.label_names {task.label_names}: a name is listed twice'
+    if task.kind is CLASSIFICATION and num_labels < 2:
+        yield f'.label_names {task.label_names}: name two or more classes'
+    if task.kind is not CLASSIFICATION and num_labels:
+        yield f'.label_names {task.label_names}: a {task.kind.name} task has no classes'
+    if task.kind is REGRESSION and not (len(task.label_range) == 2 and task.label_range[0] < task.label_range[1]):
+        yield f'.label_range {task.label_range}: give the least and the greatest label, as in [0, 5]'
+    if task.kind is not REGRESSION and task.label_range:
+        yield f'.label_range {task.label_range}: only a regression task has a range'
+    for metric in task.metrics:
+        if metric not in METRICS[task.kind]:
+            yield f'.metrics: {metric} is no metric of a {task.kind.name} task: {", ".join(METRICS[task.kind])}'
+        if task.kind is CLASSIFICATION and metric in OF_TWO_CLASSES and num_labels != 2:
+            yield f'.metrics: {metric} is defined for two classes, and label_names has {num_labels}'
+    if bool(task.files) == (task.dataset is not None):
+        yield ': give either files or dataset, with the rows for training and evaluation'
+    key, splits = ('files', task.files) if task.files else ('splits', task.splits or HUB_SPLITS)
+    if TRAIN not in splits or len(splits) < 2 or (task.kind is SPAN and len(splits) > 2):
+        count = 'one split' if task.kind is SPAN else 'one or more splits'
+        yield f'.{key} names {", ".join(splits)}: give {TRAIN} and {count} for evaluation'
+    if task.group not in GROUPS:
+        yield f'.group {task.group}: one of {", ".join(sorted(GROUPS))}'

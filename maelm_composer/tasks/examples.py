@@ -1,14 +1,15 @@
 """Examples as token ids and targets: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] [SEP] B [SEP]`` (authors' code)."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from maelm_composer.config import SpanConfig
-from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, Task
+from maelm_composer.console import track
+from maelm_composer.tasks.catalogue import REGRESSION, Task
 from maelm_composer.tasks.sources import TextExample
 from maelm_composer.tasks.squad import Window
 
@@ -38,14 +39,10 @@ def encode_texts(examples: Sequence[TextExample], task: Task, tokenizer: Any, ma
     A row of more than ``max_seq_len`` tokens is truncated at the end of its text; of a pair, the longer text first.
     """
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
-    rows: list[np.ndarray] = []
-    for first in range(0, len(examples), TEXTS_AT_ONCE):
-        some = examples[first : first + TEXTS_AT_ONCE]
-        sides = [_tokenize([example.texts[side] for example in some], tokenizer) for side in range(len(some[0].texts))]
-        for ids in zip(*sides, strict=True):
-            rows.append(np.array(_join(ids, cls, sep, max_seq_len), np.int32))
+    tokenized = track(_tokenize(examples, tokenizer), len(examples), 'tokenising', 'examples')
+    rows = [np.array(_join(ids, cls, sep, max_seq_len), np.int32) for ids in tokenized]
     if task.kind == REGRESSION:
-        targets = np.array([example.label / MAX_SIMILARITY for example in examples], np.float32)
+        targets = np.array([task.normalize(example.label) for example in examples], np.float32)
     else:
         targets = np.array([example.label for example in examples], np.int64)
     return Inputs(rows, targets)
@@ -69,12 +66,17 @@ def fit_span(span: SpanConfig, max_seq_len: int) -> SpanConfig:
     return dataclasses.replace(span, max_query_length=min(span.max_query_length, room))
 
 
-def _tokenize(texts: list[str], tokenizer: Any) -> list[list[int]]:
-    encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [encoding.ids for encoding in encodings]
+def _tokenize(examples: Sequence[TextExample], tokenizer: Any) -> Iterator[list[list[int]]]:
+    """Yield the token ids of each example's texts."""
+    for first in range(0, len(examples), TEXTS_AT_ONCE):
+        sides = zip(*(example.texts for example in examples[first : first + TEXTS_AT_ONCE]), strict=True)
+        encode = tokenizer.backend_tokenizer.encode_batch_fast
+        encodings = [encode(list(side), add_special_tokens=False) for side in sides]
+        for texts in zip(*encodings, strict=True):
+            yield [text.ids for text in texts]
 
 
-def _join(ids: tuple[list[int], ...], cls: int, sep: int, max_seq_len: int) -> list[int]:
+def _join(ids: list[list[int]], cls: int, sep: int, max_seq_len: int) -> list[int]:
     if len(ids) == 1:
         return [cls, *ids[0][: max_seq_len - 2], sep]
     first, second = ids

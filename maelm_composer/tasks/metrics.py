@@ -7,7 +7,7 @@ prediction. scipy's correlations of a constant are NaN.
 import numpy as np
 from scipy.stats import rankdata
 
-from maelm_composer.tasks.catalogue import CLASSIFICATION, SPAN, Task
+from maelm_composer.tasks.catalogue import SPAN, Task
 
 
 def compute_metrics(task: Task, predictions: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> dict[str, float]:
@@ -17,7 +17,7 @@ def compute_metrics(task: Task, predictions: dict[str, np.ndarray], labels: dict
         predictions: evaluation split -> (examples,) label ids or numbers.
         labels: as ``predictions``.
     """
-    return {name: _compute(metric, predictions[split], labels[split]) for name, split, metric in _list_metrics(task)}
+    return {name: _compute(kind, predictions[split], labels[split]) for name, split, kind in task.list_metrics()}
 
 
 def compute_influences(
@@ -30,8 +30,7 @@ def compute_influences(
     are linear: those of a weighted sum of metrics are the weighted sum of the metrics' influences.
     """
     return {
-        name: _measure_influence(metric, predictions[split], labels[split])
-        for name, split, metric in _list_metrics(task)
+        name: _measure_influence(kind, predictions[split], labels[split]) for name, split, kind in task.list_metrics()
     }
 
 
@@ -43,17 +42,12 @@ def score_constant(task: Task, labels: np.ndarray) -> float:
     """
     if task.kind == SPAN:
         return float(1 - labels.mean())
-    if task.kind == CLASSIFICATION and task.metric.endswith('accuracy'):
-        return float(np.bincount(labels).max() / len(labels))
+    match task.list_metrics()[0].kind:
+        case 'accuracy':
+            return float(np.bincount(labels).max() / len(labels))
+        case 'f1':
+            return _compute('f1', np.ones(len(labels)), labels)
     return 0.0  # the correlation of a constant is 0 by our convention
-
-
-def _list_metrics(task: Task) -> list[tuple[str, str, str]]:
-    """(name in the record, evaluation split, metric) of each of the task's metrics."""
-    if len(task.eval_splits) == 1:
-        return [(name, task.eval_splits[0], name) for name in task.metrics]
-    parts = ((name, name.rpartition('_')) for name in task.metrics)
-    return [(name, split, metric) for name, (split, _, metric) in parts]
 
 
 def _compute(metric: str, predictions: np.ndarray, labels: np.ndarray) -> float:

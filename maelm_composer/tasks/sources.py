@@ -1,4 +1,4 @@
-"""Loading a task's examples from the Hugging Face Hub, from Parquet files, or from the generator of the demo tasks."""
+"""Loading a task's examples from the Hugging Face Hub, from files, or from the generator of the demo tasks."""
 
 import functools
 import hashlib
@@ -16,12 +16,13 @@ import pyarrow.parquet
 
 from maelm_composer.config import TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError
-from maelm_composer.tasks.catalogue import CLASSIFICATION, MAX_SIMILARITY, REGRESSION, SPAN, Task
+from maelm_composer.tasks.catalogue import CLASSIFICATION, HUB_SPLITS, REGRESSION, SPAN, TRAIN, Task
 from maelm_composer.tasks.demo import make_demo_tables
 
 # Column types: a name for error messages, then the tests of which one must hold.
 TEXT = 'text', pyarrow.types.is_string, pyarrow.types.is_large_string
 NUMBERS = 'numbers', pyarrow.types.is_integer, pyarrow.types.is_floating
+CLASSES = 'text or numbers', *TEXT[1:], *NUMBERS[1:], pyarrow.types.is_boolean
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class TaskData:
 
 
 def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
-    """The training rows, or the sample of them that ``config`` sets, and the whole dev sets.
+    """The training rows and the dev sets, or the samples of them that ``config`` sets.
 
     The result is cached until a file changes: a sweep's worker runs many fine-tunings, and reading MNLI takes seconds.
     All callers get the same lists and must not change them.
@@ -61,35 +62,43 @@ def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
         InputError: a missing folder, file or column, a label outside the task's range, an empty split, a task that the
             source does not have, or no network.
     """
-    if (config.source is TaskSource.demo) != (task.hub is None):
-        kind = 'is made by data.source=demo only' if task.hub is None else 'is not in data.source=demo'
+    source = task.find_source(config.source)
+    if (source is TaskSource.demo) != task.is_demo:
+        kind = 'is made by data.source=demo only' if task.is_demo else 'is not in data.source=demo'
         raise InputError(f'task {task.name} {kind}')
-    files = sorted(_task_folder(task, config.folder).glob('*.parquet')) if config.folder else []
-    stamps = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
-    return _load(task, config.source, config.folder, config.limit(task.name), stamps)
+    files = _find_files(task, config) if source is TaskSource.files else []
+    stamps = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+    return _load(task, source, stamps, config.limit(task.name), config.max_dev_examples)
 
 
 @functools.lru_cache(maxsize=16)
 def _load(
-    task: Task, source: TaskSource, folder: str | None, max_train_examples: int | None, stamps: tuple[Any, ...]
+    task: Task,
+    source: TaskSource,
+    stamps: tuple[Any, ...],
+    max_train_examples: int | None,
+    max_dev_examples: int | None,
 ) -> TaskData:
+    names = (TRAIN, *task.eval_splits)
     match source:
         case TaskSource.demo:
             tables = {name: (table, 'demo') for name, table in make_demo_tables(task).items()}
         case TaskSource.files:
-            assert folder is not None
-            tables = {name: _read_parquet(task, Path(folder), name) for name in ('train', *task.eval_splits)}
+            paths = [path for path, *_ in stamps]
+            tables = {name: (_read_file(task, path), str(path)) for name, path in zip(names, paths, strict=True)}
         case TaskSource.huggingface:
-            tables = {name: _read_hub(task, name) for name in ('train', *task.eval_splits)}
-    splits = {name: _read_rows(task, table, where) for name, (table, where) in tables.items()}
-    if max_train_examples is not None:
-        splits['train'] = sample_evenly(splits['train'], max_train_examples)
+            tables = {name: _read_hub(task, name) for name in names}
+    splits = {}
+    for name, (table, where) in tables.items():
+        limit = max_train_examples if name == TRAIN else max_dev_examples
+        rows = _read_rows(task, table, where)
+        splits[name] = rows if limit is None else sample_evenly(rows, limit)
     digest = hashlib.sha256()
     for name, rows in splits.items():
         digest.update(f'{name} {len(rows)}\n'.encode())
         for row in rows:
             digest.update(_serialize(row))
-    train = splits.pop('train')
+    train = splits.pop(TRAIN)
     return TaskData(train, splits, digest.hexdigest())
 
 
@@ -106,37 +115,61 @@ def _serialize(row: TextExample | SpanExample) -> bytes:
     return json.dumps(tuple(vars(row).values()), ensure_ascii=False).encode(errors='surrogatepass')
 
 
-def _task_folder(task: Task, folder: str | Path) -> Path:
-    return Path(folder, 'squad_v2' if task.kind == SPAN else f'glue/{task.name}')
+def _find_files(task: Task, config: TaskDataConfig) -> list[Path]:
+    """The existing files of the training rows and of each evaluation split."""
+    splits, note = (TRAIN, *task.eval_splits), ''
+    if task.is_own:
+        paths = [Path(task.files[split]) for split in splits]
+    else:
+        assert config.folder is not None
+        folder = Path(config.folder, 'squad_v2' if task.kind == SPAN else f'glue/{task.name}')
+        paths = [folder / f'{"" if split in HUB_SPLITS else "dev_"}{split}.parquet' for split in splits]
+        note = f' (data.folder is {config.folder})'
+    for path in paths:
+        for needed in (*reversed(path.parents), path):
+            if not needed.exists():
+                raise InputError(f'task {task.name}: {needed} is not there{note}')
+    return paths
 
 
-def _read_parquet(task: Task, folder: Path, split: str) -> tuple[pyarrow.Table, str]:
-    task_folder = _task_folder(task, folder)
-    path = task_folder / f'{"dev_" if split not in ("train", "dev") else ""}{split}.parquet'
-    for needed in (folder, task_folder, path):
-        if not needed.exists():
-            raise InputError(f'task {task.name}: {needed} is not there (data.folder is {folder})')
+def _read_file(task: Task, path: Path) -> pyarrow.Table:
+    """The rows of a .parquet, .csv or .jsonl file.
+
+    Raises:
+        InputError: the file is not there or not readable.
+    """
     try:
-        return pyarrow.parquet.read_table(path), str(path)
+        match path.suffix:
+            case '.parquet':
+                return pyarrow.parquet.read_table(path)
+            case '.csv':
+                texts = dict.fromkeys(task.text_columns, pyarrow.string())  # also where every text is a number
+                convert = pyarrow.csv.ConvertOptions(column_types=texts, true_values=[], false_values=[])
+                parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
+                return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
+            case '.jsonl':
+                return pyarrow.json.read_json(path)
+    except FileNotFoundError:
+        raise InputError(f'{path} does not exist') from None
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f'{path}: not a readable Parquet file ({error})') from None
+        raise InputError(f'{path}: not a readable {path.suffix} file ({error})') from None
+    raise InputError(f'{path}: rows are read from .parquet, .csv, .jsonl files')
 
 
 def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
     import datasets
 
-    assert task.hub is not None
-    name, subset = task.hub
-    hub_split = {'train': 'train', 'dev': 'validation'}.get(split, f'validation_{split}')
+    assert task.dataset is not None
+    name, subset, hub_split = task.dataset, task.config_name, (task.splits or HUB_SPLITS)[split]
     was_disabled = datasets.utils.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         dataset = datasets.load_dataset(name, subset, split=hub_split)
     except Exception as error:  # a missing network or a moved dataset raises one of many types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = f'tasks.{task.name}.files' if task.is_own else 'data.source=files data.folder=FOLDER'
         raise InputError(
-            f'dataset {name} cannot be fetched from the Hugging Face Hub: {reason}; without network use '
-            'data.source=files data.folder=FOLDER'
+            f'dataset {name} cannot be fetched from the Hugging Face Hub: {reason}; without network use {remedy}'
         ) from None
     finally:
         if not was_disabled:
@@ -145,17 +178,29 @@ def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
 
 
 def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
-    """The examples of a table with the Hub's columns; ``where`` names the table in error messages."""
+    """The examples of a table with the task's columns; ``where`` names the table in error messages."""
+    ids, texts = _read_texts(task, table, where)
+    if task.kind == SPAN:
+        if len(set(ids)) < len(ids):
+            raise InputError(f"{where}: column 'id' holds {len(ids) - len(set(ids))} ids twice")
+        column = _take_column(table, task.label_column, where)
+        answers = [_as_answers(answer, task.label_column, where) for answer in column.to_pylist()]
+        return [SpanExample(i, *row, *answer) for i, row, answer in zip(ids, texts, answers, strict=True)]
+    column = _take_column(table, task.label_column, where, *(NUMBERS if task.kind == REGRESSION else CLASSES))
+    # A number is that of a class, unless the classes have numbers as names.
+    is_named = not any(test(column.type) for test in NUMBERS[1:]) or any(map(str.isdecimal, task.label_names))
+    labels = (_as_classes if is_named else _as_numbers)(task, column, where)
+    return [TextExample(i, row, label) for i, row, label in zip(ids, texts, labels, strict=True)]
+
+
+def _read_texts(task: Task, table: pyarrow.Table, where: str) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The rows' ids (their numbers, if there is no column for ids) and their texts."""
     if table.num_rows == 0:
         raise InputError(f'{where}: holds no rows')
     texts = [_take_column(table, name, where, *TEXT).to_pylist() for name in task.text_columns]
-    if task.kind == SPAN:
-        ids = _take_column(table, 'id', where, *TEXT).to_pylist()
-        answers = [_as_answers(answer, where) for answer in _take_column(table, 'answers', where).to_pylist()]
-        return [SpanExample(*row, *answer) for *row, answer in zip(ids, *texts, answers, strict=True)]
-    labels = _as_labels(task, _take_column(table, 'label', where, *NUMBERS), where)
-    numbers = table.column('idx').to_pylist() if 'idx' in table.column_names else range(table.num_rows)
-    return [TextExample(str(i), tuple(row), label) for i, label, *row in zip(numbers, labels, *texts, strict=True)]
+    key = 'id' if task.kind == SPAN else 'idx'
+    ids = table.column(key).to_pylist() if key in table.column_names else range(table.num_rows)
+    return [str(i) for i in ids], list(zip(*texts, strict=True))
 
 
 def read_unlabelled(task: Task, path: Path) -> list[Any]:
@@ -164,25 +209,10 @@ def read_unlabelled(task: Task, path: Path) -> list[Any]:
     Raises:
         InputError: the file is not there or not readable, has no rows, or lacks a text column of the task.
     """
-    readers = {'.parquet': pyarrow.parquet.read_table, '.csv': pyarrow.csv.read_csv, '.jsonl': pyarrow.json.read_json}
-    if path.suffix not in readers:
-        raise InputError(f'{path}: rows are read from {", ".join(readers)} files')
-    try:
-        table = readers[path.suffix](path)
-    except FileNotFoundError:
-        raise InputError(f'{path} does not exist') from None
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f'{path}: not a readable {path.suffix} file ({error})') from None
-    if table.num_rows == 0:
-        raise InputError(f'{path}: holds no rows')
-    texts = [_take_column(table, name, str(path), *TEXT).to_pylist() for name in task.text_columns]
-    key = 'id' if task.kind == SPAN else 'idx'
-    ids = table.column(key).to_pylist() if key in table.column_names else range(table.num_rows)
+    ids, texts = _read_texts(task, _read_file(task, path), str(path))
     if task.kind == SPAN:
-        return [
-            SpanExample(str(i), question, context, (), ()) for i, question, context in zip(ids, *texts, strict=True)
-        ]
-    return [TextExample(str(i), tuple(row), 0) for i, *row in zip(ids, *texts, strict=True)]
+        return [SpanExample(i, *row, (), ()) for i, row in zip(ids, texts, strict=True)]
+    return [TextExample(i, row, 0) for i, row in zip(ids, texts, strict=True)]
 
 
 def _take_column(
@@ -197,24 +227,36 @@ def _take_column(
     return column
 
 
-def _as_labels(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[Any]:
+def _as_numbers(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[Any]:
+    """Labels of a regression task, or the numbers of classes."""
     values = column.to_numpy().astype(float)
-    high = MAX_SIMILARITY if task.kind == REGRESSION else len(task.label_names) - 1
-    is_wrong = ~((values >= 0) & (values <= high))
+    low, high = task.label_range if task.kind == REGRESSION else (0, len(task.label_names) - 1)
+    is_wrong = ~((values >= low) & (values <= high))
     if task.kind == CLASSIFICATION:
         is_wrong |= values != np.floor(values)
     if is_wrong.any():
         row = int(is_wrong.argmax())
         raise InputError(
-            f'{where}: row {row} has label {values[row]:g}, outside 0..{high:g} of task {task.name}'
+            f'{where}: row {row} has label {values[row]:g}, outside {low:g}..{high:g} of task {task.name}'
             + (' (-1 marks a test split, whose labels are not public)' if values[row] == -1 else '')
         )
     return [int(value) for value in values] if task.kind == CLASSIFICATION else values.tolist()
 
 
-def _as_answers(answers: Any, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _as_classes(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[int]:
+    """The numbers of classes that the column names."""
+    numbers = {name: number for number, name in enumerate(task.label_names)}
+    names = column.cast(pyarrow.string()).to_pylist()
+    for row, name in enumerate(names):
+        if name not in numbers:
+            known = ', '.join(task.label_names)
+            raise InputError(f'{where}: row {row} has label {name!r}, none of the label_names of {task.name}: {known}')
+    return [numbers[name] for name in names]
+
+
+def _as_answers(answers: Any, name: str, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     if not isinstance(answers, dict) or not all(isinstance(answers.get(k), list) for k in ('text', 'answer_start')):
-        raise InputError(f"{where}: column 'answers' must hold the lists text and answer_start")
+        raise InputError(f'{where}: column {name!r} must hold the lists text and answer_start')
     texts, starts = answers['text'], answers['answer_start']
     if len(texts) != len(starts):
         raise InputError(f'{where}: {len(texts)} answers with {len(starts)} starts in one row')

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from maelm_composer.config import SpanConfig
+from maelm_composer.console import track
 from maelm_composer.errors import InputError
 from maelm_composer.tasks.sources import SpanExample
 
@@ -54,6 +55,13 @@ def build_windows(
     Raises:
         InputError: ``max_seq_len`` leaves no room for the passage.
     """
+    windows = _build(examples, tokenizer, max_seq_len, span, is_training)
+    return track(windows, len(examples), 'tokenising', 'questions')
+
+
+def _build(
+    examples: Sequence[SpanExample], tokenizer: Any, max_seq_len: int, span: SpanConfig, is_training: bool
+) -> Iterator[list[Window]]:
     special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
     for first in range(0, len(examples), TEXTS_AT_ONCE):
         some = examples[first : first + TEXTS_AT_ONCE]
@@ -179,7 +187,8 @@ def predict_answers(
     if not total == len(start_logits) == len(end_logits):
         raise ValueError(f'{total} windows, but {len(start_logits)} rows of start and {len(end_logits)} of end scores')
     predictions, first = [], 0
-    for example, windows in zip(examples, windows_of_example, strict=True):
+    pairs = zip(examples, windows_of_example, strict=True)
+    for example, windows in track(pairs, len(examples), 'answers', 'questions'):
         rows = range(first, first + len(windows))
         first += len(windows)
         nulls, found = [], []

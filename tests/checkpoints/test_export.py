@@ -168,6 +168,14 @@ def test_a_fine_tuned_model_answers_the_same(make_run, tmp_path, kind, task):
         assert model.config.id2label == {0: 'entailment', 1: 'neutral', 2: 'contradiction'}
     card = (folder / 'README.md').read_text()
     assert f'fine-tuned on {task}' in card
+    for fact in (
+        'learning rate | 3e-05',
+        'batch size | 32',
+        'epochs | 3',
+        'seed | 1',
+        'data | 96 training examples from files',
+    ):
+        assert fact in card
     assert '| accuracy | 0.7500 |' in card
 
 

@@ -237,7 +237,7 @@ def prepare(folder: Path) -> dict[str, str]:
     """Text, tasks and settings below ``folder``, and the variables that name them."""
     write_corpus(folder / 'data', 2000)
     for name, task in TASKS.items():
-        if task.hub is None:
+        if task.is_demo:
             continue
         place = folder / 'data' / ('squad_v2' if task.kind == 'span' else f'glue/{name}')
         write_rows(place / 'train.parquet', make_rows(name, 96, seed=0))

@@ -21,7 +21,7 @@ def make_record(name, score, seed=1):
     if score is None:
         changes = {'point': changes['point'], 'error': 'the loss is not finite at step [3]'}
     else:
-        changes |= {'score': score, 'metrics': dict.fromkeys(find_task(name).metrics, score)}
+        changes |= {'score': score, 'metrics': {metric.name: score for metric in find_task(name).list_metrics()}}
     return parse_finetuning(json.dumps(make_finetuning(name, seed=seed, **changes)), 'x.json')
 
 

@@ -189,6 +189,21 @@ def test_a_grid_on_one_seed_then_the_best_point_on_all(undisturbed, recipe, fold
     assert capsys.readouterr().err == ''  # a line a run, and there was none
 
 
+def test_own_tasks_are_swept_beside_built_in_ones(undisturbed, recipe, task_folder):
+    files = {split: f'{task_folder}/glue/sst2/{split}.parquet' for split in ('train', 'dev')}
+    own = {'kind': 'classification', 'text_columns': ['sentence'], 'label_names': ['negative', 'positive']}
+    overrides = (f'tasks.own={json.dumps(own | {"files": files})}', 'sweep.tasks=[rte,own]')
+    search = 'sweep.search.own={learning_rate: [1e-3], warmup_proportion: [0.06]}'
+    rte, of_own = sweep(recipe('save_folder=undisturbed', *overrides, search)).tasks
+    assert rte == undisturbed.tasks[0]
+    assert (of_own.task.name, of_own.point.learning_rate, of_own.num_planned) == ('own', 1e-3, 3)
+    assert [record.seed for record in of_own.records] == [1, 2, 3]
+    for path in Path('undisturbed').glob('own-*'):  # the other tests count records
+        path.unlink()
+    with pytest.raises(InputError, match=r'unknown task owm; did you mean own\?'):
+        sweep(recipe(*overrides, 'sweep.search.owm={max_epochs: [1]}'))
+
+
 @pytest.mark.parametrize('task', ['rte', 'stsb', 'squad2'])
 def test_a_hugging_face_encoder_and_its_import_train_to_the_same_loss(recipe, checkpoint, task):
     """Through the sweep: the stock class as it is, and our encoder with its weights.

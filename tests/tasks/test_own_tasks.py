@@ -1,0 +1,211 @@
+"""Tasks that a recipe declares: what is refused, and rows of files in other layouts."""
+
+import csv
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maelm_composer.config import FinetuningConfig, TaskConfig, TaskDataConfig, TaskKind
+from maelm_composer.errors import InputError
+from maelm_composer.recipe import load_config
+from maelm_composer.tasks import sources
+from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.tasks.metrics import score_constant
+from maelm_composer.tasks.sources import load_task_data, read_unlabelled
+
+PAGE = Path(__file__).parents[2] / 'docs/tasks.md'
+NUMBERS = {'kind': TaskKind.regression, 'label_names': [], 'label_range': [-1, 1]}
+ANSWERS = {'kind': TaskKind.span, 'label_names': []}
+ROWS = [('A "calm",\nwarm film', 'good'), ('007', 'bad'), ('dull', 'bad')]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    sources._load.cache_clear()
+    monkeypatch.chdir(tmp_path)
+
+
+def write_csv(name: str, rows=ROWS, header=('review', 'verdict')) -> str:
+    with open(name, 'w', newline='') as file:
+        csv.writer(file).writerows([header, *rows])
+    return name
+
+
+def declare(**changes) -> TaskConfig:
+    declaration = TaskConfig(
+        kind=TaskKind.classification,
+        text_columns=['review'],
+        label_column='verdict',
+        label_names=['bad', 'good'],
+        files={'train': 'train.csv', 'dev': 'dev.csv'},
+    )
+    return dataclasses.replace(declaration, **changes)
+
+
+def load(declaration: TaskConfig, **config):
+    return load_task_data(find_task('reviews', {'reviews': declaration}), TaskDataConfig(**config))
+
+
+def test_the_recipes_of_the_page_declare_tasks():
+    for number, text in enumerate(re.findall(r'```yaml\n(.*?)```', PAGE.read_text(), re.S)):
+        Path(f'{number}.yaml').write_text(text)
+    config = load_config(FinetuningConfig, ['0.yaml', '1.yaml'], ['checkpoint=x', 'tasks.reviews.files.train=more.csv'])
+    reviews, tweets = (find_task(name, config.tasks) for name in config.tasks)
+    assert [metric.name for metric in reviews.list_metrics()] == ['accuracy', 'f1']
+    assert reviews.files == {'train': 'more.csv', 'dev': 'reviews/dev.csv'}
+    assert (tweets.eval_splits, tweets.num_outputs, tweets.metric) == (['dev'], 3, 'accuracy')
+
+
+def test_names_and_numbers_of_classes_are_the_same_labels():
+    write_csv('train.csv')
+    write_csv('dev.csv')
+    data = load(declare())
+    assert [vars(row) for row in data.train] == [
+        {'id': str(number), 'texts': (text,), 'label': int(label == 'good')}
+        for number, (text, label) in enumerate(ROWS)
+    ]
+    write_csv('numbers.csv', [(text, int(label == 'good')) for text, label in ROWS])
+    lines = [json.dumps({'review': text, 'verdict': label}) for text, label in ROWS]
+    Path('train.jsonl').write_text('\n'.join(lines))
+    for train in ('numbers.csv', 'train.jsonl'):
+        assert load(declare(files={'train': train, 'dev': 'dev.csv'})).hash == data.hash
+    names = [row.texts[0] for row in read_unlabelled(find_task('reviews', {'reviews': declare()}), Path('train.csv'))]
+    assert names == [text for text, _ in ROWS]
+
+
+def test_classes_with_numbers_as_names_are_never_positions():
+    for name in ('train.csv', 'dev.csv'):
+        write_csv(name, [('a', 1), ('b', 2), ('c', 3)])
+    assert [row.label for row in load(declare(label_names=['1', '2', '3'])).train] == [0, 1, 2]
+
+
+def test_a_folder_of_the_datasets_library():
+    Path('folder').mkdir()
+    write_csv('folder/train.csv')
+    write_csv('folder/test.csv', ROWS[:2])
+    hub = declare(files={}, dataset='./folder', splits={'train': 'train', 'dev': 'test'})
+    files = declare(files={'train': 'folder/train.csv', 'dev': 'folder/test.csv'})
+    assert load(hub) == load(files)
+    with pytest.raises(InputError, match=r'^dataset \./folder cannot be fetched.*tasks\.reviews\.files$'):
+        load(dataclasses.replace(hub, splits={'train': 'train', 'dev': 'nothing'}))
+
+
+def test_numbers_of_any_range():
+    for name in ('train.csv', 'dev.csv'):
+        write_csv(name, [('a', -1), ('b', 0.5)])
+    config = load_config(FinetuningConfig, [], ['checkpoint=x', 'tasks.own={kind: regression, label_range: [-1, 1]}'])
+    assert config.tasks['own'].label_range == [-1, 1]
+    assert [row.label for row in load(declare(**NUMBERS)).train] == [-1, 0.5]
+    task = find_task('reviews', {'reviews': declare(**NUMBERS)})
+    assert [task.normalize(-1), task.normalize(0.5), task.denormalize(0.75)] == [0, 0.75, 0.5]
+    with pytest.raises(InputError, match=r'row 0 has label -1, outside 0\.\.1 of task reviews'):
+        load(declare(**NUMBERS | {'label_range': [0, 1]}))
+
+
+def test_several_splits_have_their_own_metrics():
+    for name in ('train.csv', 'easy.csv', 'hard.csv'):
+        write_csv(name)
+    declaration = declare(metrics=['f1'], files={name: f'{name}.csv' for name in ('easy', 'train', 'hard')})
+    task = find_task('reviews', {'reviews': declaration})
+    assert [metric.name for metric in task.list_metrics()] == ['easy_f1', 'hard_f1']
+    data = load(declaration)
+    assert score_constant(task, np.array([row.label for row in data.train])) == pytest.approx(
+        0.5
+    )  # precision 1/3, recall 1
+
+
+def test_a_dev_sample_is_that_of_the_training_limit():
+    write_csv('train.csv')
+    write_csv('dev.csv')
+    whole, two = load(declare()), load(declare(), max_train_examples=2, max_dev_examples=2)
+    assert two.evaluation['dev'] == two.train
+    assert (len(two.train), len(whole.evaluation['dev'])) == (2, 3)
+    assert len({whole.hash, two.hash, load(declare(), max_dev_examples=2).hash}) == 3
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'label_names': ['awful', 'good']}, "row 1 has label 'bad', none of the label_names of reviews: awful, good"),
+        ({'label_column': 'label'}, "no column 'label' (it has: review, verdict)"),
+        ({'text_columns': ['text']}, "no column 'text' (it has: review, verdict)"),
+        ({'files': {'train': 'train.csv', 'dev': 'empty.csv'}}, 'empty.csv: not a readable .csv file'),
+        ({'files': {'train': 'train.csv', 'dev': 'header.csv'}}, 'header.csv: holds no rows'),
+        ({'files': {'train': 'train.csv', 'dev': 'none.csv'}}, 'none.csv is not there'),
+        ({'files': {'train': 'train.csv', 'dev': 'rows.txt'}}, 'rows are read from .parquet, .csv, .jsonl files'),
+        (
+            {'kind': TaskKind.regression, 'label_names': [], 'label_range': [0, 1]},
+            "'verdict' holds string, not numbers",
+        ),
+        (
+            {
+                'kind': TaskKind.span,
+                'label_names': [],
+                'text_columns': ['review', 'verdict'],
+                'label_column': 'verdict',
+            },
+            "column 'verdict' must hold the lists text and answer_start",
+        ),
+    ],
+)
+def test_rows_that_are_not_the_declared_ones(change, message):
+    write_csv('train.csv')
+    write_csv('dev.csv')
+    write_csv('header.csv', [])
+    for name in ('empty.csv', 'rows.txt'):
+        Path(name).touch()
+    with pytest.raises(InputError) as error:
+        load(declare(**change))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    'name, change, message',
+    [
+        ('rte', {}, r'tasks\.rte: rte is the name of a built-in task; choose another'),
+        ('squad2', {}, 'built-in task'),
+        ('glue_small', {}, 'built-in search space'),
+        ('my task', {}, 'the name is part of file names'),
+        ('own', {'text_columns': []}, r'tasks\.own\.text_columns \[\]: a classification task reads one or two columns'),
+        ('own', ANSWERS, 'a span task reads two columns'),
+        ('own', {'label_names': ['one']}, r"label_names \['one'\]: name two or more classes"),
+        ('own', {'label_names': ['a', 'a']}, 'a name is listed twice'),
+        ('own', NUMBERS | {'label_names': ['a', 'b']}, 'a regression task has no classes'),
+        ('own', NUMBERS | {'label_range': [1, 0]}, 'give the least and the greatest label'),
+        ('own', {'label_range': [0, 1]}, 'only a regression task has a range'),
+        ('own', {'metrics': ['f2']}, 'f2 is no metric of a classification task: accuracy, f1, matthews'),
+        ('own', {'metrics': ['f1'], 'label_names': ['a', 'b', 'c']}, 'f1 is defined for two classes'),
+        ('own', {'files': {}}, 'give either files or dataset'),
+        ('own', {'dataset': 'x'}, 'give either files or dataset'),
+        ('own', {'files': {'train': 'x'}}, r'tasks\.own\.files names train: give train and one or more splits'),
+        ('own', {'group': 'glue'}, 'group glue: one of glue_large, glue_small, squad2'),
+    ],
+)
+def test_a_declaration_that_no_run_could_use(name, change, message):
+    with pytest.raises(InputError, match=message) as error:
+        find_task(name, {name: declare(**change)})
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    'override, message',
+    [
+        ('tasks.own.kind=ranking', "tasks.own.kind: Invalid value 'ranking', expected one of [classification, "),
+        ('tasks.own.text_column=[a]', 'unknown key tasks.own.text_column; did you mean tasks.own.text_columns?'),
+        ('tasks.own.metrics=[f1]', 'tasks.own.kind is not set'),
+        ('tasks=[own]', 'tasks: must be key: value pairs, not a list'),
+    ],
+)
+def test_a_recipe_that_declares_nothing(override, message):
+    with pytest.raises(InputError) as error:
+        load_config(FinetuningConfig, [], ['checkpoint=x', override])
+    assert message in str(error.value)
+
+
+def test_an_unknown_task_may_be_near_an_own_one():
+    with pytest.raises(InputError, match=r'^unknown task review; did you mean reviews\?'):
+        find_task('review', {'reviews': declare()})
