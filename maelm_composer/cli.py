@@ -191,16 +191,16 @@ def rank(
     centered: Annotated[bool, typer.Option(help='Subtract the mean row first, unlike the paper.')] = False,
     precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
     implementation: Annotated[str, typer.Option(help='Code of the encoder: auto, ours or huggingface.')] = 'auto',
-    folder: Annotated[str, typer.Option(help='Folder of the rank records.')] = 'ranks',
+    folder: Annotated[str | None, typer.Option(help="Folder of the records; default: the run's own ranks/.")] = None,
 ) -> None:
     """Measure the effective rank of every layer, for inputs with and without [MASK]."""
-    from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, print_ranks
+    from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, find_rank_folder, print_ranks
 
     options = RankOptions(max_tokens=max_tokens, centered=centered, precision=_choose(Precision, precision))
     kind = _choose(Implementation, implementation)
     record = analyze_ranks(checkpoint, options, data=data, text=text or (), implementation=kind, folder=folder)
     print_ranks(record)
-    print(f'record: {folder}/{record.key}.json')
+    print(f'record: {Path(folder or find_rank_folder(checkpoint), record.key)}.json')
 
 
 @app.command()
