@@ -159,12 +159,41 @@ Checkpoint = Annotated[str, typer.Argument(help='A run folder, local or s3://, o
 def export(
     checkpoint: Annotated[str, typer.Argument(help='A run folder, local or s3://, or a fine-tuned model.')],
     folder: Annotated[str, typer.Argument(help='Target folder: empty, or not existing yet.')],
+    all_checkpoints: Annotated[bool, typer.Option(help='Every checkpoint of the run, each in a subfolder.')] = False,
+    push: Annotated[str | None, typer.Option(metavar='REPO', help='Upload it to this repository of the Hub.')] = None,
 ) -> None:
-    """Write an encoder, or a fine-tuned model, as a Hugging Face folder."""
+    """Write an encoder, the baseline with its head, or a fine-tuned model as a Hugging Face folder."""
     from maelm_composer.checkpoints.export import export as write
 
-    write(checkpoint, folder)
+    if push is not None and push.count('/') != 1:
+        raise InputError(f'--push {push}: write it as user/name or organisation/name')
+    revisions = write(checkpoint, folder, all_checkpoints)
     print(f'exported: {folder}')
+    if push is not None:
+        from maelm_composer.checkpoints.hub import push as upload
+
+        print(f'pushed: {upload(revisions, push)}')
+
+
+@app.command()
+def fill(
+    checkpoint: Annotated[str, typer.Argument(help='A run folder of pretraining or a checkpoint, local or s3://.')],
+    texts: Annotated[list[str], typer.Argument(metavar='TEXT...', help='Each with one [MASK] or more.')],
+    top_k: Annotated[int, typer.Option(help='How many tokens are shown for a [MASK].')] = 5,
+) -> None:
+    """Predict the [MASK]s of texts with encoder, decoder and head of a pretraining checkpoint."""
+    from maelm_composer.checkpoints.mask_predictor import MaskPredictor
+    from maelm_composer.console import begin_table, open_console
+
+    predictor = MaskPredictor.from_checkpoint(checkpoint)
+    found = predictor.predict(texts, top_k)
+    decode = predictor.tokenizer.batch_decode
+    table = begin_table('text', right=('[MASK] at token',), last=('most probable',))
+    for number, position, ids, shares in zip(*(tensor.tolist() for tensor in found), strict=True):
+        tokens = decode([[token] for token in ids])
+        shown = '  '.join(f'{token.strip()} {share:.3f}' for token, share in zip(tokens, shares, strict=True))
+        table.add_row(texts[number], str(position), shown)
+    open_console().print(table)
 
 
 @app.command()
