@@ -156,6 +156,17 @@ Checkpoint = Annotated[str, typer.Argument(help='A run folder, local or s3://, o
 
 
 @app.command()
+def compare(first: Checkpoint, second: Checkpoint, recipe: Recipe) -> None:
+    """Fine-tune two encoders by one recipe (yamls/finetune/) and print the differences of their scores."""
+    files, values = split_arguments(recipe)
+    configs = [load_config(FinetuningConfig, files, [*values, f'checkpoint={name}']) for name in (first, second)]
+    warn_of_untested_torch()
+    from maelm_composer.suite.compare import compare_and_print
+
+    raise typer.Exit(compare_and_print(*configs))
+
+
+@app.command()
 def export(
     checkpoint: Annotated[str, typer.Argument(help='A run folder, local or s3://, or a fine-tuned model.')],
     folder: Annotated[str, typer.Argument(help='Target folder: empty, or not existing yet.')],
