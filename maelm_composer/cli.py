@@ -156,15 +156,55 @@ Checkpoint = Annotated[str, typer.Argument(help='A run folder, local or s3://, o
 
 
 @app.command()
+def compare(first: Checkpoint, second: Checkpoint, recipe: Recipe) -> None:
+    """Fine-tune two encoders by one recipe (yamls/finetune/) and print the differences of their scores."""
+    files, values = split_arguments(recipe)
+    configs = [load_config(FinetuningConfig, files, [*values, f'checkpoint={name}']) for name in (first, second)]
+    warn_of_untested_torch()
+    from maelm_composer.suite.compare import compare_and_print
+
+    raise typer.Exit(compare_and_print(*configs))
+
+
+@app.command()
 def export(
     checkpoint: Annotated[str, typer.Argument(help='A run folder, local or s3://, or a fine-tuned model.')],
     folder: Annotated[str, typer.Argument(help='Target folder: empty, or not existing yet.')],
+    all_checkpoints: Annotated[bool, typer.Option(help='Every checkpoint of the run, each in a subfolder.')] = False,
+    push: Annotated[str | None, typer.Option(metavar='REPO', help='Upload it to this repository of the Hub.')] = None,
 ) -> None:
-    """Write an encoder, or a fine-tuned model, as a Hugging Face folder."""
+    """Write an encoder, the baseline with its head, or a fine-tuned model as a Hugging Face folder."""
     from maelm_composer.checkpoints.export import export as write
 
-    write(checkpoint, folder)
+    if push is not None and push.count('/') != 1:
+        raise InputError(f'--push {push}: write it as user/name or organisation/name')
+    revisions = write(checkpoint, folder, all_checkpoints)
     print(f'exported: {folder}')
+    if push is not None:
+        from maelm_composer.checkpoints.hub import push as upload
+
+        print(f'pushed: {upload(revisions, push)}')
+
+
+@app.command()
+def fill(
+    checkpoint: Annotated[str, typer.Argument(help='A run folder of pretraining or a checkpoint, local or s3://.')],
+    texts: Annotated[list[str], typer.Argument(metavar='TEXT...', help='Each with one [MASK] or more.')],
+    top_k: Annotated[int, typer.Option(help='How many tokens are shown for a [MASK].')] = 5,
+) -> None:
+    """Predict the [MASK]s of texts with encoder, decoder and head of a pretraining checkpoint."""
+    from maelm_composer.checkpoints.mask_predictor import MaskPredictor
+    from maelm_composer.console import begin_table, open_console
+
+    predictor = MaskPredictor.from_checkpoint(checkpoint)
+    found = predictor.predict(texts, top_k)
+    decode = predictor.tokenizer.batch_decode
+    table = begin_table('text', right=('[MASK] at token',), last=('most probable',))
+    for number, position, ids, shares in zip(*(tensor.tolist() for tensor in found), strict=True):
+        tokens = decode([[token] for token in ids])
+        shown = '  '.join(f'{token.strip()} {share:.3f}' for token, share in zip(tokens, shares, strict=True))
+        table.add_row(texts[number], str(position), shown)
+    open_console().print(table)
 
 
 @app.command()
@@ -191,16 +231,16 @@ def rank(
     centered: Annotated[bool, typer.Option(help='Subtract the mean row first, unlike the paper.')] = False,
     precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
     implementation: Annotated[str, typer.Option(help='Code of the encoder: auto, ours or huggingface.')] = 'auto',
-    folder: Annotated[str, typer.Option(help='Folder of the rank records.')] = 'ranks',
+    folder: Annotated[str | None, typer.Option(help="Folder of the records; default: the run's own ranks/.")] = None,
 ) -> None:
     """Measure the effective rank of every layer, for inputs with and without [MASK]."""
-    from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, print_ranks
+    from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, find_rank_folder, print_ranks
 
     options = RankOptions(max_tokens=max_tokens, centered=centered, precision=_choose(Precision, precision))
     kind = _choose(Implementation, implementation)
     record = analyze_ranks(checkpoint, options, data=data, text=text or (), implementation=kind, folder=folder)
     print_ranks(record)
-    print(f'record: {folder}/{record.key}.json')
+    print(f'record: {Path(folder or find_rank_folder(checkpoint), record.key)}.json')
 
 
 @app.command()

@@ -14,6 +14,7 @@ from maelm_composer.config import (
     DataConfig,
     DecoderConfig,
     FinetuningConfig,
+    MaskingConfig,
     ModelConfig,
     Precision,
     PretrainingConfig,
@@ -87,10 +88,14 @@ def write_tokenizer(folder: Path, texts: Sequence[str] = TEXTS, vocab_size: int 
     save_tokenizer(train_tokenizer(texts, TokenizerConfig(vocab_size=vocab_size)), folder, length)
 
 
-def write_run(folder: Path, model: ModelConfig, weights: dict, remote: str, **record) -> Path:
+def write_run(
+    folder: Path, model: ModelConfig, weights: dict, remote: str, masking: MaskingConfig | None = None, **record
+) -> Path:
     """A run folder of pretraining as training leaves it, but for its tokenizer."""
     (folder / CHECKPOINT).mkdir(parents=True)
-    config = PretrainingConfig(run_name=folder.name, save_folder=remote, data=DataConfig(remote=remote), model=model)
+    masking = masking or MaskingConfig(encoder_mask_fraction=float(model.decoder is None))
+    data = DataConfig(remote=remote)
+    config = PretrainingConfig(run_name=folder.name, save_folder=remote, data=data, masking=masking, model=model)
     (folder / 'recipe.yaml').write_text(to_yaml(config))
     (folder / 'record.json').write_text(json.dumps(make_pretraining(folder.name, provenance=PROVENANCE, **record)))
     save_file(weights, folder / CHECKPOINT / 'model.safetensors')

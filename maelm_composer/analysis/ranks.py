@@ -18,12 +18,15 @@ from maelm_composer.checkpoints.find import find_encoder, read_recipe
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.console import begin_table, open_console
+from maelm_composer.data.storage import is_s3
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.precision import choose_in, tell
 from maelm_composer.provenance import collect_provenance
 from maelm_composer.recipe import hash_json
 from maelm_composer.records import LayerRanks, RankRecord, load_record, parse_rank, write_record
+
+RANKS = 'ranks'
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def analyze_ranks(
     data: str | None = None,
     text: Sequence[str] = (),
     implementation: Implementation = Implementation.auto,
-    folder: str = 'ranks',
+    folder: str | None = None,
 ) -> RankRecord:
     """Measure ``checkpoint``, or return the record ``folder``/<key>.json of an earlier, identical measurement.
 
@@ -63,6 +66,8 @@ def analyze_ranks(
         checkpoint: as in :func:`load_pretrained`.
         data: shards with the validation rows to read; default: those of the checkpoint's recipe.
         text: globs of text files to read instead of shards.
+        folder: default: that of :func:`find_rank_folder`, to which a record in the working directory's ranks/ is
+            copied, where earlier versions wrote it.
 
     Returns:
         The record, see docs/analysis.md.
@@ -74,15 +79,20 @@ def analyze_ranks(
     _check(options, data, text)
     pretrained = load_pretrained(checkpoint, implementation)
     source = _find_rows(pretrained, checkpoint, data, text)
-    choice = choose_in(Path(folder), options.precision, '--precision')
+    home = folder or find_rank_folder(checkpoint)
+    choice = choose_in(Path(home), options.precision, '--precision')
     tell(choice.notice)
     options = dataclasses.replace(options, precision=choice.precision)
     plain: dict[str, Any] = {**asdict(options), 'precision': options.precision.name}
     decisive = [pretrained.identity.hash, pretrained.identity.implementation, source.identity['hash'], plain]
     key = hash_json(decisive)[:16]
-    path = Path(folder, f'{key}.json')
+    path = Path(home, f'{key}.json')
     if path.exists():
         return load_record(path, parse_rank)
+    if folder is None and (former := Path(RANKS, path.name)).exists():
+        record = load_record(former, parse_rank)
+        write_record(path, record)
+        return record
     start = time.monotonic()
     layers = _accumulate(pretrained, source, options)
     record = RankRecord(
@@ -100,6 +110,13 @@ def analyze_ranks(
     )
     write_record(path, record)
     return record
+
+
+def find_rank_folder(checkpoint: str) -> str:
+    """ranks/ in the folder of a local run or fine-tuned model, else in the working directory."""
+    found = find_encoder(checkpoint)
+    home = '' if found is None else found.run or found.uri
+    return RANKS if is_s3(home) else str(Path(home, RANKS))
 
 
 def _check(options: RankOptions, data: str | None, text: Sequence[str]) -> None:

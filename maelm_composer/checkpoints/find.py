@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from maelm_composer.checkpoints.names import (
+    CHECKPOINT_PREFIX,
     FINETUNED,
     HUGGING_FACE_CONFIG,
     LATEST,
@@ -87,6 +88,14 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
     if is_remote:
         raise InputError(f'{checkpoint} holds neither a run nor a checkpoint')
     return None
+
+
+def list_checkpoints(run: str) -> list[EncoderFolder]:
+    """The complete checkpoints of a pretraining run, oldest first; a later one than ``latest`` may be incomplete."""
+    newest = _read_latest(run) or ''
+    found = {name.removesuffix(f'/{WEIGHTS}') for name in list_names(run, recursive=True) if name.endswith(WEIGHTS)}
+    names = sorted(name for name in found if name.startswith(CHECKPOINT_PREFIX) and name <= newest)
+    return [EncoderFolder(join(run, name), run) for name in names]
 
 
 def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.models.mpnet.configuration_mpnet import MPNetConfig
 from transformers.models.mpnet.modeling_mpnet import (
     MPNetEncoder,
+    MPNetForMaskedLM,
     MPNetForQuestionAnswering,
     MPNetForSequenceClassification,
     MPNetModel,
@@ -77,6 +78,15 @@ class MaelmModel(MPNetModel):
     def __init__(self, config: MaelmConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer)
         self.encoder = MaelmEncoder(config)
+        self.post_init()
+
+
+class MaelmForMaskedLM(MPNetForMaskedLM):
+    config_class = MaelmConfig
+
+    def __init__(self, config: MaelmConfig) -> None:
+        super().__init__(config)
+        self.mpnet = MaelmModel(config, add_pooling_layer=False)
         self.post_init()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import huggingface_hub.utils.logging as hub_logging
 import torch
 from safetensors import SafetensorError
+from tokenizers import AddedToken, pre_tokenizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
@@ -42,7 +43,7 @@ from maelm_composer.model.encoder import Encoder
 from maelm_composer.records import EncoderIdentity
 
 ENCODER = 'encoder.'
-_HUB_NAME = re.compile(r'[\w-][\w.-]*(/[\w-][\w.-]*)?')
+HUB_NAME = re.compile(r'[\w-][\w.-]*(/[\w-][\w.-]*)?')
 _DROPOUTS = {
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'dropout', 'attention_dropout'),
     *('hidden_dropout', 'embedding_dropout', 'mlp_dropout'),
@@ -87,15 +88,19 @@ def load_pretrained(
     config = read_model_config(found)
     if dropout is not None:
         config = dataclasses.replace(config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    tokenizer = _read_tokenizer(found, config)
+    tokenizer = read_tokenizer(found, config)
     weights, digest = read_weights(found, ENCODER)
     encoder = build_encoder(config, weights, checkpoint)
     identity = _identify(found.uri, digest, _read_origin(found))
     return Pretrained(encoder, config.hidden_size, config.max_seq_len, config.vocab_size, tokenizer, identity, config)
 
 
-def _read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrainedTokenizerFast:
-    """The tokenizer of the run or of the fine-tuned model; of an older run without one, that of its shards."""
+def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrainedTokenizerFast:
+    """The tokenizer of the run or of the fine-tuned model; of an older run without one, that of its shards.
+
+    Raises:
+        InputError: there is none, or it has another vocabulary than ``config``.
+    """
     folder = checkpoint.tokenizer
     names = list_names(folder)
     if not names and checkpoint.run is not None:
@@ -129,7 +134,13 @@ def build_encoder(config: ModelConfig, weights: Mapping[str, Tensor], checkpoint
     """
     with torch.random.fork_rng(devices=[]):
         encoder = Encoder(config)
-    expected = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
+    load_weights(encoder, weights, checkpoint)
+    return encoder.eval()
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
+    """Load all ``weights`` of ``model``; arguments and errors as in :func:`build_encoder`."""
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in weights.items()}
     for name in sorted(expected.keys() | given.keys()):
         if expected.get(name) != given.get(name):
@@ -137,8 +148,7 @@ def build_encoder(config: ModelConfig, weights: Mapping[str, Tensor], checkpoint
                 f'{checkpoint} does not match its recipe: {name} is {given.get(name, "not there")} in the checkpoint, '
                 f'{expected.get(name, "not there")} in the model'
             )
-    encoder.load_state_dict(weights)
-    return encoder.eval()
+    model.load_state_dict(weights)
 
 
 def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
@@ -150,7 +160,7 @@ def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _load_huggingface(name: str, implementation: Implementation, dropout: float | None) -> Pretrained:
-    if not Path(name).exists() and not _HUB_NAME.fullmatch(name):
+    if not Path(name).exists() and not HUB_NAME.fullmatch(name):
         raise InputError(f'{name}: there is no such checkpoint')
     with _one_line(name), torch.random.fork_rng(devices=[]):
         settings, _ = PretrainedConfig.get_config_dict(name)
@@ -222,6 +232,22 @@ def _set_to_raw_text(tokenizer: Any) -> PreTrainedTokenizerFast:
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
+
+
+def set_to_masked_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let the tokenizer read special tokens' names in a text, and [MASK] as a word with the white space before it.
+
+    A text without [MASK] keeps its ids. ByteLevel's own prefix space would also be added after each [MASK], reading
+    "[MASK]." as "[MASK] ."; Metaspace's is added at the start of the text alone.
+    """
+    tokenizer.split_special_tokens = False
+    tokenizer.backend_tokenizer.encode_special_tokens = False
+    start = pre_tokenizers.Metaspace(replacement=' ', prepend_scheme='first', split=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [start, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    mask = AddedToken(str(tokenizer.mask_token), lstrip=True, normalized=False, special=True)
+    tokenizer.add_special_tokens({'mask_token': mask})
 
 
 def _hash_content(weights: Mapping[str, Tensor], architecture: dict[str, Any], tokenizer: str) -> str:

@@ -39,6 +39,18 @@ class MaskingCollator:
         fed_ids = np.where(is_fed_masked, self._content(ids, epochs, rows), ids)
         return self._view(ids, fed_ids, is_masked, is_fed_masked)
 
+    def read_masks(self, ids: Ids) -> Batch:
+        """The batch whose masks are the [MASK]s in (B, N) ``ids``; S and M are the largest of a row.
+
+        The label of a [MASK] is its own id. Of a row's [MASK]s, the encoder reads the share δ that come first.
+        """
+        is_masked = ids == self.vocab_size - 1
+        is_fed_masked = is_masked & (is_masked.cumsum(axis=1) <= self._count_fed(is_masked.sum(axis=1))[:, None])
+        content = self._content(ids, np.zeros(len(ids), np.int64), np.arange(len(ids)))
+        fed_ids = np.where(is_fed_masked, content, ids)
+        widths = [int(flags.sum(axis=1).max()) for flags in (~is_masked | is_fed_masked, is_masked)]
+        return self._view(ids, fed_ids, is_masked, is_fed_masked, widths)
+
     def visible_length(self, length: int) -> int:
         """S for rows of N = ``length``: all positions but the masked ones that the encoder's input omits."""
         return count_visible(self.masking, length)
@@ -69,9 +81,16 @@ class MaskingCollator:
                 num_real_tokens = self.vocab_size - NUM_LEADING_SPECIALS - 1
                 return (NUM_LEADING_SPECIALS + bits % np.uint64(num_real_tokens)).astype(np.int64)
 
-    def _view(self, ids: Ids, fed_ids: Ids, is_masked: Flags, is_fed_masked: Flags) -> Batch:
-        """Split (B, N) masked rows into the inputs of encoder and decoder."""
+    def _view(
+        self, ids: Ids, fed_ids: Ids, is_masked: Flags, is_fed_masked: Flags, widths: Sequence[int] = ()
+    ) -> Batch:
+        """Split (B, N) masked rows into the inputs of encoder and decoder.
+
+        Args:
+            widths: S and M; default: those of the recipe, the same for every batch.
+        """
         length = ids.shape[1]
+        num_visible, num_masked = widths or (self.visible_length(length), count_masked(self.masking, length)[1])
         is_padding = ids == PAD_ID
         is_start = ids == CLS_ID
         segment_ids = np.where(is_padding, 0, is_start.cumsum(axis=1))
@@ -79,7 +98,7 @@ class MaskingCollator:
         original_positions = np.arange(length) - starts
 
         is_visible = ~is_masked | is_fed_masked
-        visible_index = _index_of(is_visible, self.visible_length(length))
+        visible_index = _index_of(is_visible, num_visible)
         match self.masking.position_ids:
             case PositionIds.aligned:
                 positions = original_positions
@@ -91,8 +110,7 @@ class MaskingCollator:
             predicted_index = np.broadcast_to(np.arange(length), ids.shape).copy()
         else:
             is_predicted = is_masked
-            _, most = count_masked(self.masking, length)
-            predicted_index = _index_of(is_masked, most)
+            predicted_index = _index_of(is_masked, num_masked)
         arrays = {
             'input_ids': _take(fed_ids, visible_index, fill=PAD_ID),
             'position_ids': _take(positions, visible_index, fill=0),

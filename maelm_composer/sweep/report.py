@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from statistics import median
 from types import TracebackType
@@ -105,7 +105,12 @@ def print_result(result: SweepResult) -> None:
     open_console().print(scores, points, sep='\n')
     if result.average is not None:
         print(f'AVG of the {len(GLUE)} GLUE tasks, MNLI matched: {_percent(result.average)}')
-    for record in result.failures:
+    print_failures(result.failures)
+
+
+def print_failures(failures: Sequence[FailedFinetuning]) -> None:
+    """Print a line for each failed run on standard error."""
+    for record in failures:
         print(f'failed: {_name_run(record)}: {record.error}', file=sys.stderr, flush=True)
 
 

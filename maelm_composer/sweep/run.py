@@ -36,6 +36,7 @@ from maelm_composer.sweep.search import (
 from maelm_composer.sweep.worker import Facts, choose_precision, first_line, inspect_task, make_run, record_failure
 from maelm_composer.tasks.catalogue import Task
 
+STOPPED = 'stopped: the runs that ended are recorded, and the same command does the others'
 SECONDS_BETWEEN_LOOKS = 1.0
 TRAINING_PER_EVALUATION = 3  # a row's training costs about three times its evaluation
 
@@ -80,7 +81,7 @@ def sweep_and_print(config: FinetuningConfig) -> int:
     try:
         result = sweep(config)
     except KeyboardInterrupt:
-        print('stopped: the runs that ended are recorded, and the same command does the others', file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         return 130
     print_result(result)
     print(f'records: {config.save_folder}')

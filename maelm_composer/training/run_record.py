@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from maelm_composer.checkpoints.names import RECIPE, RECORD, TOKENIZER
+from maelm_composer.checkpoints.names import MANIFEST, RECIPE, RECORD, TOKENIZER
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.storage import join, list_names, read_file
 from maelm_composer.errors import InputError
@@ -60,13 +60,13 @@ def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: d
 
 
 def begin_record(folder: 'RunFolder', config: PretrainingConfig, record: RunningPretraining) -> None:
-    """Write recipe, tokenizer and record of a run that begins."""
+    """Write recipe, tokenizer, the shards' manifest and the record of a run that begins."""
     folder.write(RECIPE, to_yaml(config))
-    tokenizer = join(config.data.remote, TOKENIZER)
-    for name in list_names(tokenizer):  # so that the checkpoints can be used without the shards
-        content = read_file(join(tokenizer, name))
+    names = [f'{TOKENIZER}/{name}' for name in list_names(join(config.data.remote, TOKENIZER))]
+    for name in (MANIFEST, *names):  # so that the checkpoints can be used without the shards
+        content = read_file(join(config.data.remote, name))
         assert content is not None
-        folder.write(f'{TOKENIZER}/{name}', content.decode())
+        folder.write(name, content.decode())
     _write(folder, record)
 
 

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
 from transformers import RobertaConfig, RobertaModel
 
-from maelm_composer import precision
+from maelm_composer import cli, precision
 from maelm_composer.analysis.hidden_states import iterate_views
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, print_ranks
 from maelm_composer.analysis.rows import find_shards
@@ -127,6 +128,22 @@ def test_a_measurement_is_made_once_and_another_one_is_another(measure, tmp_path
     assert len(list((tmp_path / 'ranks').iterdir())) == 4
     monkeypatch.setattr(precision, 'measure_speeds', lambda: Speeds(1e11, 5e9, 'CPU'))
     assert measure(options=RankOptions(precision=Precision.auto)) == first
+
+
+def test_a_record_belongs_to_the_run_and_one_in_the_former_place_is_found(
+    folder, measure, tmp_path, monkeypatch, capsys
+):
+    shutil.copytree(folder / 'run', tmp_path / 'run', symlinks=True)
+    record = measure()  # in ranks/ of what is now the working directory
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['maelm', 'rank', 'run/latest'])
+    with pytest.raises(SystemExit):
+        cli.main()
+    place = f'run/ranks/{record.key}.json'
+    assert f'record: {place}' in capsys.readouterr().out
+    assert load_record(tmp_path / place, parse_rank) == record
+    (tmp_path / 'ranks' / f'{record.key}.json').unlink()
+    assert analyze_ranks('run') == record
 
 
 def test_other_weights_are_another_measurement(folder, measure, tmp_path):

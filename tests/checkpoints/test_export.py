@@ -2,25 +2,31 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import yaml
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import (
     AutoModel,
+    AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     MPNetModel,
     RobertaModel,
+    pipeline,
 )
 
 from maelm_composer.checkpoints.export import export
+from maelm_composer.checkpoints.mask_predictor import MaskPredictor
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import RelativePositionFunction, SpanConfig
+from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.batching import FinetuningBatch
 from maelm_composer.finetuning.model import FinetuningModel
@@ -60,8 +66,9 @@ def tokenizer(tmp_path_factory) -> Path:
 def make_run(tmp_path, tokenizer):
     """``make_run(kind)`` -> a finished run of pretraining with random weights, biases and norms."""
 
-    def make(kind: str) -> str:
-        model = dataclasses.replace(MODEL, vocab_size=V, max_seq_len=N, layer_norm_eps=1e-3, **KINDS[kind][0])
+    def make(kind: str, **changes) -> str:
+        keys = {'vocab_size': V, 'max_seq_len': N, 'layer_norm_eps': 1e-3} | KINDS[kind][0] | changes
+        model = dataclasses.replace(MODEL, **keys)
         weights = build_model(model, seed=1).state_dict()
         generator = torch.Generator().manual_seed(2)
         weights = {name: torch.randn(value.shape, generator=generator) / 3 for name, value in weights.items()}
@@ -119,6 +126,33 @@ def test_an_exported_folder_comes_back_as_our_encoder(make_run, tmp_path, kind):
     assert_close(again.encoder.state_dict(), ours.encoder.state_dict(), rtol=0, atol=0)
     is_real = inputs[2] > 0
     assert_close(again.encoder(*inputs)[is_real], ours.encoder(*inputs)[is_real], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@torch.no_grad()
+def test_the_baseline_predicts_masks_with_its_head(make_run, tmp_path, kind):
+    run, folder, is_stock = make_run(kind, decoder=None), tmp_path / 'exported', KINDS[kind][1] is not None
+    export(run, str(folder))
+    model, info = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=not is_stock, output_loading_info=True)
+    assert not info['missing_keys'] + info['unexpected_keys']
+    tokenizer, predictor = AutoTokenizer.from_pretrained(folder), MaskPredictor.from_checkpoint(run)
+    texts = [f'{TEXTS[0]} every [MASK] boy does [MASK].', 'all [MASK] eat grass']
+    inputs = tokenizer(texts, padding=True, return_tensors='pt')
+    logits = model(**inputs).logits[inputs['input_ids'] == tokenizer.mask_token_id]
+    assert_close(logits, predictor.compute_logits(predictor.encode(texts)), **TOLERANCE)
+    card = (folder / 'README.md').read_text()
+    assert 'AutoModelForMaskedLM.from_pretrained(FOLDER' in card
+    assert 'pipeline_tag: fill-mask' in card
+    if is_stock:
+        found = predictor.predict(texts[1:], top_k=3)
+        answers = pipeline('fill-mask', model=str(folder), top_k=3)(texts[1])
+        assert [answer['token'] for answer in answers] == found.ids[0].tolist()
+        assert_close(torch.tensor([answer['score'] for answer in answers]), found.probabilities[0], **TOLERANCE)
+    # The encoder alone, as others use it, and as ours reads it.
+    encoder = AutoModel.from_pretrained(folder, trust_remote_code=not is_stock, add_pooling_layer=False)
+    assert_close(encoder.state_dict(), model.base_model.state_dict(), rtol=0, atol=0)
+    again = load_pretrained(str(folder)).encoder.state_dict()
+    assert_close(again, load_pretrained(run).encoder.state_dict(), rtol=0, atol=0)
 
 
 def test_the_exported_tokenizer_is_the_run_s(make_run, tmp_path):
@@ -186,6 +220,63 @@ def test_the_card_says_what_is_known_and_no_address(make_run, tmp_path):
     for part in ('trust_remote_code=True', 'd' * 64, '| validation loss (nats) | 2.3457 |', 'mlm_probability: 0.15'):
         assert part in card
     assert 'secret' not in card
+
+
+def write_manifest(folder: Path, content_hash: str) -> None:
+    source = {'kind': 'files', 'max_documents': None, 'note': None, 'dataset': None}
+    sources = [
+        source | {'paths': ['/secret/*.txt'], 'files': [['a.txt', 5], ['b.txt', 7]], 'note': 'letters'},
+        source | {'kind': 'huggingface', 'dataset': 'a/books', 'config_name': 'en', 'split': 'train'},
+        source | {'kind': 'huggingface', 'dataset': '/secret/own', 'config_name': None, 'split': 'dev'},
+        source | {'kind': 'documentation', 'max_documents': 1000},
+    ]
+    splits = {'train': SplitStatistics(documents=1200, tokens=34_000)}
+    save_manifest(str(folder), Manifest(V, N, {}, splits, 5.0, 't' * 64, content_hash, 'r' * 64, sources))
+
+
+def test_the_card_names_the_text_s_sources_but_no_folder(make_run, tmp_path):
+    run = make_run('mpnet')
+    write_manifest(Path(run), 'd' * 64)
+    export(run, str(tmp_path / 'exported'))
+    card = (tmp_path / 'exported/README.md').read_text()
+    assert yaml.safe_load(card.split('---')[1])['datasets'] == ['a/books']
+    text = card.split('## Text')[1].split('##')[0].split('\n')
+    assert [line for line in text if line] == [
+        '- `a.txt`, `b.txt`; letters',
+        '- data set [a/books](https://huggingface.co/datasets/a/books); en; split train',
+        '- data set own; split dev',
+        '- English documentation installed on the machine that made the shards; the first 1,000 documents',
+        'For training: 1,200 documents, 34,000 tokens.',
+    ]
+    assert 'secret' not in card
+    write_manifest(Path(run), 'e' * 64)  # of shards that were made again
+    export(run, str(tmp_path / 'other'))
+    assert '## Text' not in (tmp_path / 'other/README.md').read_text()
+
+
+def test_every_checkpoint_of_a_run_is_a_folder_of_its_own(make_run, tmp_path):
+    run = Path(make_run('mpnet'))
+    earlier, unfinished = run / 'samples-000000000032', run / 'samples-000000000096'
+    for folder in (earlier, unfinished):
+        shutil.copytree(run / CHECKPOINT, folder)
+    weights = load_file(earlier / 'model.safetensors')
+    save_file({name: value + 1 for name, value in weights.items()}, earlier / 'model.safetensors')
+    (earlier / 'progress.json').write_text(json.dumps({'samples': 32}))
+
+    revisions = export(str(run), str(tmp_path / 'exported'), all_checkpoints=True)
+    assert {name: path.name for name, path in revisions.items()} == {
+        earlier.name: earlier.name,
+        CHECKPOINT: CHECKPOINT,
+        'main': CHECKPOINT,  # `latest` does not name the third one, which may be incomplete
+    }
+    assert {path.name for path in (tmp_path / 'exported').iterdir()} == {earlier.name, CHECKPOINT}
+    for name in (earlier.name, CHECKPOINT):
+        model = AutoModel.from_pretrained(tmp_path / 'exported', subfolder=name, add_pooling_layer=False)
+        expected = load_pretrained(str(run / name)).encoder.token_embeddings.weight
+        assert_close(model.embeddings.word_embeddings.weight, expected, rtol=0, atol=0)
+    assert '| pretraining rows | 32 |' in (tmp_path / 'exported' / earlier.name / 'README.md').read_text()
+    with pytest.raises(InputError, match='is a fine-tuned model, which has no other checkpoints'):
+        export(fine_tune(str(run), 'mnli', tmp_path)[0], str(tmp_path / 'none'), all_checkpoints=True)
 
 
 def test_results_of_the_last_checkpoint_are_not_those_of_an_earlier_one(make_run, tmp_path):

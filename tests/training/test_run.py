@@ -17,6 +17,7 @@ from maelm_composer import precision
 from maelm_composer.cli import runs as compare_runs
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.dataset import PretrainingRows
+from maelm_composer.data.manifest import load_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.precision import Speeds
 from maelm_composer.recipe import load_config
@@ -34,6 +35,7 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert os.readlink(folder / 'latest') == 'samples-000000000384'
     assert load_config(PretrainingConfig, [str(folder / 'recipe.yaml')]) == config
     assert load_record(folder / 'record.json', parse_pretraining) == record
+    assert load_manifest(str(folder)) == load_manifest(config.data.remote)
     assert record.status == 'finished'
     assert record.provenance.packages['torch'] == torch.__version__.split('+')[0]
     rows = parse_metrics((folder / 'metrics.csv').read_text())

@@ -1,0 +1,176 @@
+"""The model card of an exported folder: how to load the model, and its recipe, text and results."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from maelm_composer.checkpoints.find import EncoderFolder, read_recipe
+from maelm_composer.checkpoints.names import MANIFEST, PROGRESS
+from maelm_composer.checkpoints.pretrained import HUB_NAME, Pretrained
+from maelm_composer.data.manifest import Manifest, load_manifest
+from maelm_composer.data.storage import is_s3, join, read_file
+from maelm_composer.recipe import to_plain
+from maelm_composer.records import FinetuningRecord, Pretraining, PretrainingRecord, parse_finetuning
+
+MOST_FILES = 8  # that are named; of more, the first and the last
+
+
+def name_auto_class(class_name: str) -> str:
+    """The Auto class that loads a model class, or a suffix of one."""
+    return 'AutoModel' + (class_name[class_name.index('For') :] if 'For' in class_name else '')
+
+
+def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mapping[str, Any], class_name: str) -> str:
+    """The text of README.md: how to load the model, and its recipe, data and results as far as they are recorded."""
+    is_stock = not class_name.startswith('Maelm')
+    task = description.get('task')
+    auto = name_auto_class(class_name)
+    trust = '' if is_stock else ', trust_remote_code=True'
+    identity, config = pretrained.identity, pretrained.config
+    assert config is not None
+    record, finetuned = found.read_record(), _read_finetuning(found)
+    facts = {
+        'class': f'`{class_name}`, ' + ('of Transformers itself' if is_stock else '`modeling_maelm.py` in this folder'),
+        'encoder': f'{config.num_hidden_layers} layers, width {config.hidden_size}, {config.max_seq_len} positions, '
+        f'{config.vocab_size:,} tokens',
+        'task': task,
+        **_describe_training(finetuned),
+        'pretraining run': identity.run_name,
+        'pretraining rows': identity.samples,
+        'recipe hash': identity.recipe_hash,
+        'data hash': record.data_hash if record is not None else None,
+        'weights (SHA-256 of the checkpoint)': identity.hash,
+    }
+    manifest = read_manifest(found)
+    lines = [
+        '---',
+        'license: unknown  # set it: it depends on the text that the model was trained on',
+        'library_name: transformers',
+        'tags: [mae-lm, masked-language-modeling]',
+        *([f'datasets: {json.dumps(names)}'] if (names := list_hub_datasets(manifest)) else []),
+        *(['pipeline_tag: fill-mask', 'mask_token: "[MASK]"'] if auto == 'AutoModelForMaskedLM' else []),
+        '---',
+        '',
+        f'# {identity.run_name or Path(found.uri).name}' + (f', fine-tuned on {task}' if task else ''),
+        '',
+        'Exported by maelm-composer, which reproduces "Representation Deficiency in Masked Language Modeling" '
+        '(arXiv:2302.02060).',
+        '',
+        '```python',
+        f'from transformers import {auto}, AutoTokenizer',
+        '',
+        f'model = {auto}.from_pretrained(FOLDER{trust + (", add_pooling_layer=False" if auto == "AutoModel" else "")})',
+        'tokenizer = AutoTokenizer.from_pretrained(FOLDER)',
+        '```',
+        '',
+        '| | |',
+        '|---|---|',
+        *(f'| {name} | {value} |' for name, value in facts.items() if value is not None),
+        '',
+        *_describe_results(found, record, finetuned),
+        *describe_text(manifest),
+    ]
+    recipe = {'model': description.get('config')}
+    if found.run is not None:
+        recipe = to_plain(read_recipe(found))
+        for private in ('run_name', 'save_folder', 'data'):  # local paths and buckets
+            recipe.pop(private)
+    return '\n'.join([*lines, '## Recipe', '', '```yaml', yaml.safe_dump(recipe, sort_keys=False).rstrip(), '```', ''])
+
+
+def _read_finetuning(found: EncoderFolder) -> FinetuningRecord | None:
+    """The record beside a fine-tuned model; None for a pretraining run or a model without its record."""
+    uri = f'{found.uri}.json'
+    content = read_file(uri) if found.run is None else None
+    record = None if content is None else parse_finetuning(content, uri)
+    return record if isinstance(record, FinetuningRecord) else None
+
+
+def _describe_training(record: FinetuningRecord | None) -> dict[str, Any]:
+    if record is None:
+        return {}
+    point, protocol = record.point, record.protocol
+    source = protocol.get('declaration', {}).get('dataset', protocol.get('source'))
+    limit = protocol.get('max_dev_examples')
+    return {
+        'learning rate': f'{point.learning_rate:g}',
+        'batch size': point.batch_size,
+        'epochs': point.max_epochs,
+        'warm-up': f'{point.warmup_proportion:g} of the steps',
+        'fine-tuning seed': record.seed,
+        'precision': protocol.get('precision'),
+        'fine-tuning data': f'{record.train_examples:,} training examples from {source}',
+        'fine-tuning data hash': record.data_hash,
+        'evaluated on': None if limit is None else f'samples of {limit:,} development examples',
+    }
+
+
+def _describe_results(
+    found: EncoderFolder, record: Pretraining | None, finetuned: FinetuningRecord | None
+) -> list[str]:
+    """Lines with the results of a run's last checkpoint or of a fine-tuned model; none if there is no such record."""
+    results: dict[str, float] = {}
+    if finetuned is not None:
+        results = finetuned.metrics
+    elif isinstance(record, PretrainingRecord) and record.samples == found.read_json(PROGRESS).get('samples'):
+        results = {'validation loss (nats)': record.eval_loss, 'accuracy at masked positions': record.eval_accuracy}
+    if not results:
+        return []
+    rows = [f'| {name} | {value:.4f} |' for name, value in results.items()]
+    return ['## Results', '', '| metric | value |', '|---|---|', *rows, '']
+
+
+def read_manifest(found: EncoderFolder) -> Manifest | None:
+    """The manifest of the run's shards: in the run's folder, or beside local shards if those are still the run's."""
+    record = found.read_record()
+    if record is None or found.run is None:
+        return None
+    shards = read_recipe(found).data.remote
+    for folder in [found.run] if is_s3(shards) else [found.run, shards]:
+        if read_file(join(folder, MANIFEST)) is not None:
+            manifest = load_manifest(folder)
+            if manifest.content_hash == record.data_hash:
+                return manifest
+    return None
+
+
+def list_hub_datasets(manifest: Manifest | None) -> list[str]:
+    """The Hub's data sets among the sources of the text."""
+    sources = [] if manifest is None else manifest.sources
+    return [source['dataset'] for source in sources if HUB_NAME.fullmatch(source.get('dataset') or '')]
+
+
+def describe_text(manifest: Manifest | None) -> list[str]:
+    """Lines with the sources of the text, without local paths, and its size; none if they are not known."""
+    if manifest is None:
+        return []
+    train = manifest.splits['train']
+    size = f'{train.documents:,} documents, {train.tokens:,} tokens'
+    return [
+        '## Text',
+        '',
+        *(f'- {_describe_source(source)}' for source in manifest.sources),
+        '',
+        f'For training: {size}.',
+        '',
+    ]
+
+
+def _describe_source(source: Mapping[str, Any]) -> str:
+    parts: list[str | None]
+    match source['kind']:
+        case 'files':
+            names = [f'`{name}`' for name, _ in source['files']]
+            parts = [', '.join(names) if len(names) <= MOST_FILES else f'{len(names)} files, {names[0]} to {names[-1]}']
+        case 'huggingface':
+            name = source['dataset']
+            shown = f'[{name}](https://huggingface.co/datasets/{name})' if HUB_NAME.fullmatch(name) else Path(name).name
+            parts = [f'data set {shown}', source['config_name'], f'split {source["split"]}']
+        case _:
+            parts = ['English documentation installed on the machine that made the shards']
+    parts.append(f'the first {most:,} documents' if (most := source['max_documents']) else None)
+    parts.append(source['note'])
+    return '; '.join(part for part in parts if part)

@@ -1,0 +1,131 @@
+"""Two encoders fine-tuned by one protocol, and the differences of their scores (``maelm compare``).
+
+The replicates of such a comparison are fine-tuning seeds: a Term holds them where a report's holds pretraining seeds.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from maelm_composer.checkpoints.pretrained import load_pretrained
+from maelm_composer.cluster import connect_ray
+from maelm_composer.config import FinetuningConfig
+from maelm_composer.console import begin_table, open_console
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.run import assert_savable
+from maelm_composer.records import FailedFinetuning, unpack_numbers
+from maelm_composer.reporting.estimate import Estimate, Term, estimate
+from maelm_composer.sweep.report import print_failures
+from maelm_composer.sweep.run import STOPPED, sweep
+from maelm_composer.sweep.search import TaskResult, list_tasks
+
+MEAN = 'mean'
+EXPLANATION = """\
+Scores in percent: the mean over the fine-tuning seeds, each encoder at the best point of its own search.
+The 95 % intervals are Student's t over the differences by seed and, where examples are counted, over those of the dev
+set. They hold for other fine-tuning seeds and examples of these two checkpoints, not for other pretraining runs."""
+Pair = tuple[TaskResult, TaskResult]  # of one task: the first encoder's and the second one's
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One task, or the mean of all; in percent, over the fine-tuning seeds that both encoders have."""
+
+    name: str
+    first: float
+    second: float
+    difference: Estimate  # its pretraining_seeds are the fine-tuning seeds
+    points: tuple[str, ...]  # the selected ones of both
+
+
+@dataclass(frozen=True)
+class Comparison:
+    differences: list[Difference]  # the mean of several tasks is the last; a task without a common seed is left out
+    failures: list[FailedFinetuning]
+
+
+def compare(first: FinetuningConfig, second: FinetuningConfig) -> Comparison:
+    """Sweep over two checkpoints, and subtract the second one's scores from the first one's.
+
+    Args:
+        first: a sweep; ``second`` has another checkpoint and is otherwise equal.
+
+    Raises:
+        InputError: before any run, as :func:`maelm_composer.sweep.run.sweep`, or the encoders have the same weights, or
+            would read rows of different length.
+    """
+    _check(first, second)
+    with connect_ray():
+        results = [sweep(config) for config in (first, second)]
+    pairs: list[Pair] = list(zip(results[0].tasks, results[1].tasks, strict=True))
+    compared = [_subtract(pair[0].task.name, [pair]) for pair in pairs]
+    if len(pairs) > 1:
+        compared.append(_subtract(MEAN, pairs))
+    found = [difference for difference in compared if difference is not None]
+    return Comparison(found, [failure for result in results for failure in result.failures])
+
+
+def compare_and_print(first: FinetuningConfig, second: FinetuningConfig) -> int:
+    """:func:`compare` for the console; returns the exit code: 1 where a run failed, 130 after Ctrl-C."""
+    try:
+        comparison = compare(first, second)
+    except KeyboardInterrupt:
+        print(STOPPED, file=sys.stderr)
+        return 130
+    numbers = ('A', 'B', 'A − B', '95 %', 'seeds', 'examples')
+    table = begin_table('task', right=numbers, last=('point of A', 'point of B'))
+    for row in comparison.differences:
+        found = row.difference
+        interval = '' if found.low is None else f'{found.low:+.2f} to {found.high:+.2f}'
+        means = f'{row.first:.2f}', f'{row.second:.2f}', f'{found.value:+.2f}'
+        table.add_row(row.name, *means, interval, str(found.pretraining_seeds), str(found.examples), *row.points)
+    open_console().print(table)
+    print(f'A: {first.checkpoint}\nB: {second.checkpoint}')
+    print(EXPLANATION)
+    print_failures(comparison.failures)
+    print(f'records: {first.save_folder}')
+    return 1 if comparison.failures else 0
+
+
+def _check(first: FinetuningConfig, second: FinetuningConfig) -> None:
+    list_tasks(first)  # raises if a name is wrong, before the encoders are read
+    identities, lengths = [], []
+    for config in (first, second):
+        pretrained = load_pretrained(config.checkpoint, config.implementation, config.dropout)
+        assert_savable(config, pretrained)
+        identities.append((pretrained.identity.hash, pretrained.identity.implementation))
+        lengths.append(min(config.max_seq_len, pretrained.max_seq_len))
+    if identities[0] == identities[1]:
+        raise InputError(f'{first.checkpoint} and {second.checkpoint} have the same weights: name two encoders')
+    if lengths[0] != lengths[1]:
+        raise InputError(
+            f'{first.checkpoint} would read {lengths[0]} tokens and {second.checkpoint} {lengths[1]}: '
+            f'give max_seq_len={min(lengths)}'
+        )
+
+
+def _subtract(name: str, pairs: Sequence[Pair]) -> Difference | None:
+    """The mean difference of ``pairs``, one for each task; None if they have no seed in common."""
+    seeds = set.intersection(*({record.seed for record in result.records} for pair in pairs for result in pair))
+    if not seeds:
+        return None
+    sides = zip(*pairs, strict=True)
+    first, second = ([_build_term(result, seeds, 1 / len(pairs)) for result in side] for side in sides)
+    negated = [replace(term, weight=-term.weight) for term in second]
+    points = tuple(str(result.point) for result in pairs[0]) if len(pairs) == 1 else ('', '')
+    return Difference(name, estimate(first).value, estimate(second).value, estimate([*first, *negated]), points)
+
+
+def _build_term(result: TaskResult, seeds: set[int], weight: float) -> Term:
+    """The scores of ``seeds``, and how much every development example contributes to them."""
+    metric, records = result.task.metric, {record.seed: record for record in result.records if record.seed in seeds}
+    return Term(
+        weight,
+        {seed: [100 * record.score] for seed, record in records.items()},
+        sample=f'{result.task.name} {result.records[0].data_hash}',
+        influences={
+            seed: 100 * unpack_numbers(record.influences[metric])
+            for seed, record in records.items()
+            if metric in record.influences
+        },
+    )
