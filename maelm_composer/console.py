@@ -21,3 +21,9 @@ def begin_table(*left: str, right: Sequence[str] = (), last: Sequence[str] = ())
     for name in (*left, *right, *last):
         table.add_column(name, justify='right' if name in right else 'left', overflow='fold')
     return table
+
+
+def format_duration(seconds: float) -> str:
+    """As ``2 h 05 min``, or ``5 min 20 s`` if it is less than an hour."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f'{hours} h {rest // 60:02} min' if hours else f'{rest // 60} min {rest % 60:02} s'
