@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ifeq ($(STACK),default)
 VENV ?= .venv
 LOCK := constraints.txt
-INSTALL = $(PIP) -c $(LOCK) -e '.[dev]'
+INSTALL = $(PIP) -c $(LOCK) -e '.[dev,docs]'
 else ifeq ($(STACK),latest)
 VENV ?= .venv-latest
 LOCK := constraints-latest.txt
@@ -25,7 +25,7 @@ endif
 BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test test-slow test-gpu bench lint clean
+.PHONY: demo test test-slow test-gpu bench docs lint clean
 
 $(VENV)/.ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
@@ -49,10 +49,13 @@ test-gpu: $(VENV)/.ready
 bench: $(VENV)/.ready  ## training and fine-tuning speed against Hugging Face, and the way in
 	python -m pytest -q -s bench/ -m throughput
 
-lint: $(VENV)/.ready
+docs: $(VENV)/.ready  ## the documentation as a site, in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet
+
+lint: $(VENV)/.ready docs
 	python -m ruff check .
 	python -m ruff format --check .
 	python -m mypy maelm_composer
 
-clean:  ## the environment, what the demo made, and caches
-	rm -rf $(VENV) data/demo runs/suite/demo results/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## the environment, the site, what the demo made, and caches
+	rm -rf $(VENV) build data/demo runs/suite/demo results/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

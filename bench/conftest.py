@@ -4,29 +4,24 @@ import contextlib
 import csv
 import io
 import os
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from maelm_composer.cluster import connect_ray
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, Artefact, artefacts_of, find_artefact
 from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.devices import describe_device
-from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_plan, sum_seconds
+from maelm_composer.suite.plan import plan_suite, print_plan
 from maelm_composer.suite.steps import Suite, load_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'results'
-MADE = pytest.StashKey[list[Artefact]]()  # artefacts that this session has made
-ACCURACY = pytest.StashKey[str]()  # a sentence that compares the planner's estimate with the measured time
+MADE = pytest.StashKey[bool]()  # set when an artefact was made
 ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in (*ARTEFACTS, LADDER)}
-STOPPED = 'stopped; the same command resumes'
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,11 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--scale', default='demo', help='demo, ladder, small, medium, base, base_pp or large_pp')
     parser.addoption('--settings', help="file with keys of yamls/suite/; its lists are appended to the scale's")
     parser.addoption('--plan', action='store_true', help='print the missing steps and their costs; run nothing')
+    parser.addoption('--gpus', type=int, help='with --plan: the number of GPUs; default: those of this machine')
+    parser.addoption('--gpu', help='with --plan: their model, a100, h100 or h200')
     parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
     parser.addoption('--results', default=str(RESULTS), help='folder of records, tables and figures')
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (config.option.gpus or config.option.gpu) and not config.option.plan:
+        raise pytest.UsageError('--gpus and --gpu are for --plan: a suite runs on the devices of this machine')
     config.addinivalue_line('markers', 'throughput: measures speed for minutes; selected by file name or marker only')
 
 
@@ -63,18 +62,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if ACCURACY in config.stash:
-        terminalreporter.write_line(config.stash[ACCURACY])
-
-
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """With ``--plan``: print the plan instead of running the tests."""
     if not session.config.option.plan:
         return None
     with _chdir(ROOT):
         try:
-            suite, device = load_suite(*_read_options(session.config)), describe_device()
+            suite = load_suite(*_read_options(session.config))
+            device = describe_device(session.config.option.gpu, session.config.option.gpus)
             print_plan(suite, plan_suite(suite, list_artefacts(session), device), device)
         except InputError as error:
             raise pytest.UsageError(str(error)) from None
@@ -88,49 +83,53 @@ def list_artefacts(session: pytest.Session) -> list[Artefact]:
 
 
 @pytest.fixture(scope='session')
-def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
-    """The suite of the chosen scale, with Ray running; at the end, the planner's estimate is compared with the time."""
+def started(request: pytest.FixtureRequest) -> Iterator[tuple[Suite, Callable]]:
+    """What :func:`maelm_composer.suite.run.start_suite` yields for the artefacts of the collected tests."""
+    capture, terminal = map(request.config.pluginmanager.getplugin, ('capturemanager', 'terminalreporter'))
+
+    def show(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            terminal.write_line(line)
+
     with _chdir(ROOT):
         from maelm_composer.reporting.report import report
-        from maelm_composer.suite.run import settle_precision
+        from maelm_composer.suite.run import STOPPED, start_suite
 
-        suite = load_suite(*_read_options(request.config))
-        suite = settle_precision(suite)
-        artefacts, estimated = list_artefacts(request.session), 0.0
-        with contextlib.suppress(InputError):  # the planner does not know every GPU; the suite runs without an estimate
-            estimated = sum_seconds(plan_suite(suite, artefacts, describe_device()))
-        start = time.monotonic()
-        with contextlib.ExitStack() as connection:
+        with contextlib.ExitStack() as stack:
+            starting = start_suite(load_suite(*_read_options(request.config)), list_artefacts(request.session), show)
             try:
-                connection.enter_context(connect_ray())
-            except SystemExit:  # Ray handles SIGTERM itself while it starts
-                pytest.exit(STOPPED, returncode=128 + signal.SIGTERM)
-            before = signal.signal(signal.SIGTERM, _stop)  # a pretraining run installs its own handler meanwhile
-            request.session.stash[MADE] = []
-            yield suite
-            if request.session.stash[MADE]:
-                report(suite.scale, suite.results)
-            signal.signal(signal.SIGTERM, before)
-    if estimated and request.session.stash[MADE] == list_artefacts(request.session):
-        took = time.monotonic() - start
-        request.config.stash[ACCURACY] = f'scale {suite.scale}: {describe_accuracy(estimated, took)}'
+                found = stack.enter_context(starting)
+            except SystemExit as stop:
+                pytest.exit(STOPPED, returncode=int(stop.code or 0))
+            yield found
+            if MADE in request.session.stash:
+                report(found[0].scale, found[0].results)
+
+
+@pytest.fixture(scope='session')
+def suite(started: tuple[Suite, Callable]) -> Suite:
+    """The suite of the chosen scale, with Ray running."""
+    return started[0]
 
 
 @pytest.fixture
-def make(suite: Suite, benchmark: Callable, request: pytest.FixtureRequest) -> Callable[[str], list[dict[str, str]]]:
+def make(
+    started: tuple[Suite, Callable], benchmark: Callable, request: pytest.FixtureRequest
+) -> Callable[[str], list[dict[str, str]]]:
     """``make('table1')`` makes the missing runs and returns the rows of table1.csv, checked by `assert_complete`."""
 
     def run(name: str) -> list[dict[str, str]]:
-        from maelm_composer.suite.run import run_suite
+        from maelm_composer.suite.run import STOPPED, run_suite
 
+        suite, note = started
         try:
-            folder = benchmark.pedantic(run_suite, args=(suite, [find_artefact(name)], False), rounds=1)
+            benchmark.pedantic(run_suite, args=(suite, [find_artefact(name)], note), rounds=1)
         except SystemExit as stop:  # by a signal; finished records and saved checkpoints remain
             pytest.exit(STOPPED, returncode=int(stop.code or 0))
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
-        request.session.stash[MADE].append(find_artefact(name))
-        rows = read_csv(folder / f'{name}.csv')
+        rows = read_csv(suite.records.parent / f'{name}.csv')
+        request.session.stash[MADE] = True
         assert_complete(rows)
         return rows
 
@@ -152,11 +151,6 @@ def find_value(rows: list[dict[str, str]], row: str, column: str) -> str:
     """The text of the only number of ``row`` and ``column`` in the file."""
     (found,) = [line['value'] for line in rows if (line['row'], line['column']) == (row, column)]
     return found
-
-
-def _stop(number: int, frame: Any) -> None:
-    """Unwind the current step as Ctrl-C would, so that Ray's processes end with this process."""
-    raise SystemExit(128 + number)
 
 
 def _read_options(config: pytest.Config) -> tuple[str, str | None, str, str | None]:

@@ -5,19 +5,17 @@ earlier one.
 
 Shape legend, used by every docstring and trailing comment:
 
-====  =======================================================================
-B     batch (rows)
-N     original length of a row (``max_seq_len``)
-S     length that the encoder sees: N minus the [MASK]s kept from it
-M     positions to predict in a row
-D     hidden size
-H     attention heads
-L     layers
-V     vocabulary
-====  =======================================================================
+    B     batch (rows)
+    N     original length of a row (max_seq_len)
+    S     length that the encoder sees: N minus the [MASK]s kept from it
+    M     positions to predict in a row
+    D     hidden size
+    H     attention heads
+    L     layers
+    V     vocabulary
 
 Source of the method: (Meng et al., arXiv:2302.02060, preprint). ``docs/deviations.md`` lists every choice
 that the paper leaves open, or that is taken otherwise than its authors' released code.
 """
 
-__version__ = '0.1.0'
+__version__ = '0.2.0.dev0'

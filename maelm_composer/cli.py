@@ -1,12 +1,10 @@
-"""Data, fine-tuning, analysis and reports of MAE-LM. Pretraining is started by train.py."""
+"""Data, training, fine-tuning, analysis and reports of MAE-LM."""
 
 # Each command imports its own modules, so that `maelm --help` is immediate.
 
-import contextlib
+import glob
 import os
 import platform
-import re
-import tempfile
 import time
 from enum import Enum
 from importlib import metadata
@@ -23,20 +21,36 @@ from maelm_composer.stack import warn_of_untested_torch
 
 EnumType = TypeVar('EnumType', bound=Enum)
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+
+def _complete_recipe(context: typer.Context, incomplete: str) -> list[str]:
+    """The recipes and the keys that begin with ``incomplete``; the shell adds the other files."""
+    from maelm_composer.keys import list_keys
+    from maelm_composer.shipped import list_recipes
+
+    kinds = {'sweep': ['finetuning'], 'train': ['pretraining', 'finetuning']}.get(str(context.info_name), ['corpus'])
+    keys = [f'{key.name}=' for kind in kinds for key in list_keys(kind) if key.name.replace('.', '_').isidentifier()]
+    files = [*list_recipes(), *glob.glob(f'{glob.escape(incomplete)}*.yaml')]
+    return [word for word in dict.fromkeys([*files, *keys]) if word.startswith(incomplete)]
+
 
 Recipe = Annotated[
     list[str],
     typer.Argument(
-        metavar='RECIPE.yaml... [key=value...]', help='Recipe files, merged in order, and values that replace theirs.'
+        metavar='RECIPE.yaml... [key=value...]',
+        help='Recipe files, merged in order, and values that replace theirs. A file that does not exist here, as '
+        'yamls/demo.yaml, is that of the package.',
+        autocompletion=_complete_recipe,
     ),
 ]
+Scale = Annotated[str, typer.Option(help='demo, ladder, small, medium, base, base_pp or large_pp.')]
 
 
 def main() -> None:
     """Entry point; an InputError becomes one line on standard error and exit code 2."""
     with one_line_errors():
-        app()
+        app(prog_name='maelm')
 
 
 def _tell_version(is_wanted: bool) -> None:
@@ -103,6 +117,17 @@ def shards(
         print(f'shards: {config.remote} in {seconds:.0f} s, {total / seconds:,.0f} tokens/s')
     else:
         print(f'shards: {config.remote} is already complete, from the same recipe; nothing to do')
+
+
+@app.command()
+def train(recipe: Recipe) -> None:
+    """Pretrain, or fine-tune on one task (yamls/finetune/), in one process; `maelm keys` lists the keys of a recipe.
+
+    On several GPUs: composer -n 8 -m maelm_composer.train RECIPE.yaml... [key=value...]
+    """
+    from maelm_composer.train import main as run
+
+    run(recipe)
 
 
 @app.command()
@@ -245,7 +270,7 @@ def rank(
 
 @app.command()
 def report(
-    scale: Annotated[str, typer.Option(help='demo, ladder, small, medium, base, base_pp or large_pp.')],
+    scale: Scale,
     results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results'),
 ) -> None:
     """Rebuild the tables, figures and page of a scale from its records. Needs no torch."""
@@ -256,6 +281,35 @@ def report(
     page = make(scale, results)
     print_tables(scale, build_tables(scale, results))
     print(f'report: {page}')
+
+
+@app.command()
+def suite(
+    scale: Scale,
+    artefacts: Annotated[str, typer.Option(help='As table1,figure3; default: all of the scale.')] = '',
+    plan: Annotated[bool, typer.Option('--plan', help='Print the missing steps and their costs; run nothing.')] = False,
+    gpus: Annotated[int | None, typer.Option(min=1, help='With --plan: the number of GPUs.')] = None,
+    gpu: Annotated[str | None, typer.Option(help='With --plan: their model, a100, h100 or h200.')] = None,
+    settings: Annotated[Path | None, typer.Option(help="Keys of yamls/suite/, after the scale's.")] = None,
+    work: Annotated[Path | None, typer.Option(help='Folder of runs; default: runs/suite/SCALE.')] = None,
+    results: Annotated[Path, typer.Option(help='Folder of records, tables and figures.')] = Path('results'),
+) -> None:
+    """Make the tables and figures of a scale, and the runs that they need; the same command resumes."""
+    from maelm_composer.suite.devices import describe_device
+    from maelm_composer.suite.plan import plan_suite, print_plan
+    from maelm_composer.suite.steps import choose_artefacts, load_suite
+
+    loaded, chosen = load_suite(scale, work, results, settings), choose_artefacts(scale, artefacts)
+    if plan:
+        device = describe_device(gpu, gpus)
+        print_plan(loaded, plan_suite(loaded, chosen, device), device)
+        return
+    if gpus or gpu:
+        raise InputError('--gpus and --gpu are for --plan: a suite runs on the devices of this machine')
+    warn_of_untested_torch()
+    from maelm_composer.suite.run import make_and_print
+
+    raise typer.Exit(make_and_print(loaded, chosen))
 
 
 @app.command()
@@ -275,6 +329,8 @@ def doctor(clean: Annotated[bool, typer.Option(help='Remove the shared memory of
     """Show versions, devices, and shared memory left behind by ended runs."""
     import torch
 
+    from maelm_composer.data.shared_memory import find_dead_segments
+
     print(f'python {platform.python_version()}, {platform.platform()}')
     for package in ('maelm-composer', 'torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'ray'):
         print(f'{package} {metadata.version(package)}')
@@ -289,29 +345,6 @@ def doctor(clean: Annotated[bool, typer.Option(help='Remove the shared memory of
     print(f'left behind by ended runs: {len(dead)} shared-memory segments and lock files{", removed" if clean else ""}')
     if dead and not clean:
         print('they are harmless but take memory; `maelm doctor --clean` removes them')
-
-
-def find_dead_segments(memory: Path = Path('/dev/shm')) -> list[Path]:
-    """This user's shared memory and lock files of StreamingDataset that belong to no live process.
-
-    StreamingDataset numbers its datasets: 000000_locals and so on. A number is dead when no process has any of its
-    segments mapped; its lock files are dead, too.
-    """
-    if not memory.is_dir():  # not Linux
-        return []
-    mapped = ''
-    for maps in Path('/proc').glob('[0-9]*/maps'):
-        with contextlib.suppress(OSError):  # the process ended, or is another user's
-            mapped += maps.read_text(errors='replace')
-    live = set(re.findall(rf'{re.escape(str(memory))}/(\d{{6}})_', mapped))
-    candidates = [*memory.glob('[0-9]*_*'), *Path(tempfile.gettempdir()).glob('[0-9]*_filelock')]
-    return sorted(
-        path
-        for path in candidates
-        if (match := re.fullmatch(r'(\d{6})_[a-z_]+', path.name))
-        and match[1] not in live
-        and path.stat().st_uid == os.getuid()
-    )
 
 
 def _choose(options: type[EnumType], name: str) -> EnumType:

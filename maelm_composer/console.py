@@ -40,3 +40,9 @@ def track(items: Iterable[Item], total: int, name: str, unit: str) -> Iterator[I
             print(f'{name}: {done:,}/{total:,} {unit}, {now - start:.0f} s', file=sys.stderr, flush=True)
             next_line = now + SECONDS_BETWEEN_LINES
         yield item
+
+
+def format_duration(seconds: float) -> str:
+    """As ``2 h 05 min``, or ``5 min 20 s`` if it is less than an hour."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f'{hours} h {rest // 60:02} min' if hours else f'{rest // 60} min {rest % 60:02} s'

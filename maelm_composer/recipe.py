@@ -29,12 +29,15 @@ from maelm_composer.config import (
     TaskSource,
 )
 from maelm_composer.errors import InputError
+from maelm_composer.shipped import find_shipped
 
 Config = TypeVar('Config', CorpusConfig, PretrainingConfig, FinetuningConfig, SuiteConfig)
 
 
 def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[str] = ()) -> Config:
     """Merge ``paths`` in order, then the ``key=value`` ``overrides``, into a checked ``root``.
+
+    A path that does not exist names a recipe that came with the package (:func:`find_shipped`).
 
     Raises:
         InputError: a file that cannot be read, an unknown key (with the nearest right one), a wrong type or value.
@@ -97,7 +100,7 @@ def hash_config(config: Any) -> str:
 
 def _read_yaml(path: str) -> Any:
     try:
-        loaded = OmegaConf.load(path)
+        loaded = OmegaConf.load(find_shipped(path))
     except FileNotFoundError:
         raise InputError(f'no such recipe: {path}') from None
     except Exception as error:  # PyYAML and OmegaConf raise many kinds

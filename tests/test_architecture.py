@@ -31,6 +31,7 @@ STAGES = [
         'keys',
         'precision',
         'stack',
+        'shipped',
     },
     {'data'},
     {'masking'},
@@ -43,7 +44,7 @@ STAGES = [
     {'sweep'},
     {'reporting'},
     {'suite'},
-    {'cli'},
+    {'cli', 'train'},
 ]
 TORCHLESS = [
     *(

@@ -153,7 +153,7 @@ def test_delta_ends_are_mae_lm_and_encoder_with_mask() -> None:
 
 def find_commands(text: str) -> list[list[str]]:
     """The `composer train.py` and `maelm` command lines of a document, as argument lists."""
-    found = re.findall(r'\b(?:composer (?:-\S+ \S+ )*train\.py|maelm (?:tokenizer|shards|sweep)) [^`#\n&]*', text)
+    found = re.findall(r'\b(?:composer (?:-\S+ \S+ )*train\.py|maelm (?:tokenizer|shards|train|sweep)) [^`#\n&]*', text)
     return [shlex.split(command) for command in found if 'yamls/' in command]
 
 
@@ -176,4 +176,4 @@ def test_commands_in_documents_name_recipes_that_load(path: Path, monkeypatch: p
         if is_finetuning(files, overrides):
             load_config(FinetuningConfig, files, overrides)
         else:
-            load_config(CorpusConfig if command[0] == 'maelm' else PretrainingConfig, files, overrides)
+            load_config(CorpusConfig if command[1] in ('tokenizer', 'shards') else PretrainingConfig, files, overrides)

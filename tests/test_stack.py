@@ -157,7 +157,7 @@ def run_make(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     'arguments, folder, installs',
     [
-        ((), '.venv', "-c constraints.txt -e '.[dev]'"),
+        ((), '.venv', "-c constraints.txt -e '.[dev,docs]'"),
         (('STACK=latest',), '.venv-latest', '--no-deps -r constraints-latest.txt'),
         (('STACK=own',), '.venv-own', '--no-deps -r .venv-own/missing.txt'),
     ],

@@ -68,6 +68,15 @@ def describe_source(source: SourceConfig) -> dict[str, Any]:
     return description
 
 
+def name_sources(sources: list[SourceConfig]) -> str:
+    """The globs, data sets and kinds of ``sources``, for a message."""
+    names: list[str] = []
+    for source in sources:
+        own = {SourceKind.files: source.paths, SourceKind.huggingface: [str(source.dataset)]}
+        names += own.get(source.kind, [source.kind.name])
+    return ', '.join(names)
+
+
 def find_files(source: SourceConfig) -> list[str]:
     """The files that the globs of ``source`` match, without duplicates, sorted within each glob."""
     if not source.paths:
@@ -75,6 +84,10 @@ def find_files(source: SourceConfig) -> list[str]:
     found: dict[str, None] = {}
     for pattern in source.paths:
         matches = [p for p in sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) if os.path.isfile(p)]
+        if not matches and os.path.isdir(os.path.expanduser(pattern)):
+            raise InputError(
+                f'{pattern} is a folder: write {os.path.join(pattern, "*.parquet")}, or another glob of its files'
+            )
         if not matches:
             raise InputError(f'{pattern}: matches no file')
         found.update(dict.fromkeys(matches))

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from maelm_composer.cluster import connect_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
-from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents
+from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents, name_sources
 from maelm_composer.data.manifest import FILE_NAME, ID_COUNTS, Manifest, SplitStatistics, load_manifest, save_manifest
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
@@ -67,7 +67,10 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
     records, counts = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
     for split in SPLITS:
         if not any(record[split]['rows'] for record in records):
-            raise InputError(f'no {split} rows: too little text for validation_fraction {config.validation_fraction}')
+            raise InputError(
+                f'{name_sources(config.sources)}: too little text for one {split} row of {config.max_seq_len} tokens: '
+                f'add text, or change validation_fraction {config.validation_fraction}'
+            )
         shards = [shard for record in records for shard in record[split]['shards']]
         index = json.dumps({'version': 2, 'shards': shards}, sort_keys=True)
         storage.write_file(storage.join(config.remote, split, 'index.json'), index.encode())
@@ -189,7 +192,7 @@ def _convert(
                 collect(at_most=at_a_time)
             collect(at_most=0)
     if not records:
-        raise InputError('the sources hold no text')
+        raise InputError(f'{name_sources(config.sources)}: no text in these sources')
     for split in SPLITS:
         counts[split][[CLS_ID, PAD_ID, SEP_ID]] = 0
     return [records[task] for task in sorted(records)], counts

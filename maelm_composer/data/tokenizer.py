@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from maelm_composer.config import CorpusConfig, TokenizerConfig
 from maelm_composer.data import storage
-from maelm_composer.data.corpora import describe_source, iterate_documents
+from maelm_composer.data.corpora import describe_source, iterate_documents, name_sources
 from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
@@ -44,7 +44,10 @@ def build_tokenizer(config: CorpusConfig) -> bool:
             raise InputError(f'{folder} holds the tokenizer of another recipe: remove it, or set another remote')
         return False
     documents = sample_documents(iterate_documents(config.sources), config.tokenizer.max_training_bytes)
-    tokenizer = train_tokenizer(documents, config.tokenizer)
+    try:
+        tokenizer = train_tokenizer(documents, config.tokenizer)
+    except InputError as error:
+        raise InputError(f'{name_sources(config.sources)}: {error}') from None
     with tempfile.TemporaryDirectory() as scratch:
         save_tokenizer(tokenizer, Path(scratch), config.max_seq_len)
         storage.write_folder(folder, Path(scratch))

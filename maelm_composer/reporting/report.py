@@ -18,6 +18,7 @@ from maelm_composer.reporting.row_builder import RowBuilder
 from maelm_composer.reporting.rows import Row, load_published, write_rows
 from maelm_composer.reporting.tables import build_table1, build_table2, build_table3
 from maelm_composer.reporting.verdicts import is_claim
+from maelm_composer.shipped import find_shipped
 
 BUILDERS: dict[str, Callable[[RowBuilder], list[Row]]] = {
     'table1': build_table1,
@@ -32,7 +33,7 @@ BUILDERS: dict[str, Callable[[RowBuilder], list[Row]]] = {
     'ladder': build_ladder,
 }
 
-PUBLISHED = Path('results/paper')  # in the checkout, wherever the measured results are
+PUBLISHED = 'results/paper'  # of the working folder or the package, wherever the measured results are
 
 
 def report(scale: str, results: Path) -> Path:
@@ -81,6 +82,6 @@ def _write(folder: Path, tables: dict[str, list[Row]]) -> None:
 
 
 def _build(evidence: Evidence) -> dict[str, list[Row]]:
-    published = load_published(PUBLISHED)
+    published = load_published(find_shipped(PUBLISHED))
     artefacts = artefacts_of(evidence.scale)
     return {found.name: BUILDERS[found.name](RowBuilder(found.name, evidence, published)) for found in artefacts}

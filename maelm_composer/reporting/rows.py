@@ -113,7 +113,7 @@ def load_published(folder: Path) -> dict[tuple[str, str, str], float]:
     """
     paths = sorted(folder.glob('*.csv'))
     if not paths:
-        raise InputError(f'no published numbers in {folder}: start in the checkout of the source')
+        raise InputError(f'no published numbers in {folder}: without that folder, those of the package are used')
     published: dict[tuple[str, str, str], float] = {}
     for path in paths:
         for line in read_csv(path):  # the GLUE averages that Tables 1 and 2 share agree

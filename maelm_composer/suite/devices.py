@@ -43,10 +43,12 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
     """The devices of this machine, or ``count`` of the named GPU.
 
     Raises:
-        InputError: a GPU that is not in :data:`PEAKS`.
+        InputError: a GPU that is not in :data:`PEAKS`, or a number of GPUs of no kind.
     """
     if gpu is None:
         found = _list_gpus()
+        if not found and count is not None:
+            raise InputError(f'this machine has no GPU: name the kind with --gpu, one of {", ".join(PEAKS)}')
         if not found:
             return measure_cpu()
         gpu, count = found[0], count or len(found)

@@ -1,7 +1,8 @@
 """The plan of a suite: its steps, what is recorded of them, and what the rest costs. Runs nothing, imports no torch."""
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,10 +56,14 @@ class Item:
     name: str
     done: int
     total: int
-    seconds: float  # left, on the whole machine
+    left: Mapping[str, float]  # seconds on the whole machine: by task, and under '' what belongs to no task
     basis: str  # where the estimate comes from
     num_devices: int = 0  # busy during the step
     disk_bytes: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.left.values())
 
     @property
     def device_hours(self) -> float:
@@ -84,6 +89,44 @@ def sum_seconds(items: Sequence[Item]) -> float:
     """Seconds left, including the start of Python and Ray unless nothing is left."""
     seconds = sum(item.seconds for item in items)
     return seconds + FIRST_SECONDS if seconds else 0.0
+
+
+class Forecast:
+    """The time that a suite has left, estimated again after every step.
+
+    A planned time is multiplied by the ratio of measured to planned seconds, which a loaded machine raises, of the
+    finished steps of the same kind; of all finished steps while there is none of that kind.
+    """
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        found = [(item.step, part, seconds) for item in items for part, seconds in item.left.items()]
+        self._left = {_identify(step, part): seconds for step, part, seconds in found if seconds}
+        self._planned: Counter[Kind] = Counter()
+        self._took: Counter[Kind] = Counter()
+
+    def finish(self, step: Step, took: float) -> float | None:
+        """Note that ``step``, or a part of a planned step, took ``took`` seconds.
+
+        Returns:
+            The seconds that the suite has left; None if nothing was left of ``step``.
+        """
+        planned = sum(self._left.pop(_identify(step, part), 0.0) for part in ('', *step.tasks))
+        if not planned:
+            return None
+        self._planned[step.kind] += planned
+        self._took[step.kind] += took
+        of_all = sum(self._took.values()) / sum(self._planned.values())
+        ratios = {kind: self._took[kind] / seconds for kind, seconds in self._planned.items()}
+        return sum(seconds * ratios.get(kind, of_all) for (kind, *_), seconds in self._left.items())
+
+    @property
+    def is_over(self) -> bool:
+        return not self._left
+
+
+def _identify(step: Step, part: str) -> tuple[Kind, object, int, str]:
+    """The key of a part of ``step``; models of one recipe may differ in their labels."""
+    return step.kind, step.model and (step.model.overlays, step.model.seed), step.samples, part
 
 
 def describe_accuracy(estimated: float, took: float) -> str:
@@ -155,7 +198,7 @@ class _Planner:
         try:
             return self._plan_data(step)
         except InputError as error:  # the text is not on this machine; everything else can be planned
-            return Item(step, step.kind.name, 0, 1, 0.0, f'not known: {error}')
+            return Item(step, step.kind.name, 0, 1, {}, f'not known: {error}')
 
     def _plan_data(self, step: Step) -> Item:
         """Tokenizer and shards take CPU cores, no GPU. Downloads are not timed."""
@@ -174,7 +217,7 @@ class _Planner:
                     basis = f'not timed: downloads, see {recipe}'
         tokens = HUB_TOKENS.get(Path(recipe).stem, seconds * 0.1e6) if step.kind is Kind.shards else 0.0
         disk = tokens * SHARD_BYTES_PER_TOKEN
-        return Item(step, step.kind.name, done, 1, seconds / 2 * (1 - done), basis, disk_bytes=disk)
+        return Item(step, step.kind.name, done, 1, {'': seconds / 2 * (1 - done)}, basis, disk_bytes=disk)
 
     def _plan_pretraining(self, step: Step, model: Model) -> Item:
         config, folder = self.suite.load_pretraining(model), self.suite.run_folder(model)
@@ -186,7 +229,7 @@ class _Planner:
         record = load_record(path, parse_pretraining) if (path := folder / RECORD).exists() else None
         done = int(isinstance(record, PretrainingRecord) and is_run_of(record, config))
         name = f'pretraining {config.run_name}'
-        return Item(step, name, done, 1, seconds * (1 - done), basis, self.device.count, cost.disk_bytes)
+        return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, self.device.count, cost.disk_bytes)
 
     def _plan_rank(self, step: Step, model: Model) -> Item:
         config = self.suite.load_pretraining(model)
@@ -196,7 +239,7 @@ class _Planner:
             seconds, basis = START_SECONDS[step.kind] + self.measured.rank_seconds, 'measured runs'
         checkpoints = [record.checkpoint for record in load_folder(self.suite.rank_folder, parse_rank)]
         done = int((config.run_name, step.samples) in [(c.run_name, c.samples) for c in checkpoints])
-        return Item(step, f'rank {config.run_name}', done, 1, seconds * (1 - done), basis, self.device.count)
+        return Item(step, f'rank {config.run_name}', done, 1, {'': seconds * (1 - done)}, basis, self.device.count)
 
     def _plan_finetuning(self, step: Step, model: Model) -> Item:
         pretraining = self.suite.load_pretraining(model)
@@ -204,7 +247,8 @@ class _Planner:
         slots = float(os.cpu_count() or 1)
         if self.device.name != CPU and config.sweep.gpus_per_run:
             slots = self.device.count / config.sweep.gpus_per_run
-        done, total, seconds, bases = 0, 0, 0.0, set()
+        done, total, bases = 0, 0, set()
+        left: dict[str, float] = {}
         for task in step.tasks:
             cost = cost_finetuning(config, pretraining.model, task)
             there = min(self._count_recorded(config, task, pretraining.run_name, step.samples), cost.runs)
@@ -212,13 +256,13 @@ class _Planner:
             if task in self.measured.task_seconds:
                 of_task = cost.runs * (self.measured.task_seconds[task] + START_SECONDS[step.kind]) / slots
                 basis = 'measured runs'
-            seconds += of_task * (1 - there / cost.runs)
+            left[task] = of_task * (1 - there / cost.runs)
             done, total = done + there, total + cost.runs
             bases.add(basis)
-        seconds += SWEEP_SECONDS if done < total else 0.0
+        left[''] = SWEEP_SECONDS if done < total else 0.0
         tasks = step.tasks[0] if len(step.tasks) == 1 else f'{len(step.tasks)} tasks'
         name = f'fine-tuning {pretraining.run_name} at {step.samples:,}, {tasks}'
-        return Item(step, name, done, total, seconds, ', '.join(sorted(bases)), self.device.count)
+        return Item(step, name, done, total, left, ', '.join(sorted(bases)), self.device.count)
 
     def _count_recorded(self, config: FinetuningConfig, task: str, run_name: str, samples: int) -> int:
         """The number of recorded runs of the search, found by task, checkpoint, protocol, point and seed."""

@@ -1,17 +1,23 @@
 """Runs the missing steps of a suite. Every step looks for its result first, so a killed suite can be resumed."""
 
+import contextlib
 import gc
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
 
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
 from maelm_composer.checkpoints.names import name_checkpoint
+from maelm_composer.cluster import connect_ray
 from maelm_composer.config import CorpusConfig, Precision
+from maelm_composer.console import format_duration
 from maelm_composer.data.corpora import describe_source
 from maelm_composer.data.manifest import FILE_NAME
 from maelm_composer.data.shards import build_shards
@@ -22,23 +28,80 @@ from maelm_composer.lock import lock_folder
 from maelm_composer.precision import choose_in
 from maelm_composer.records import Finetuning
 from maelm_composer.reporting.artefacts import Artefact, Model
-from maelm_composer.reporting.report import report, write_tables
+from maelm_composer.reporting.report import build_tables, report, write_tables
 from maelm_composer.suite.collect import collect_finetunings, collect_rank, collect_run
+from maelm_composer.suite.devices import describe_device
+from maelm_composer.suite.plan import Forecast, Item, describe_accuracy, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
+from maelm_composer.suite.terminal import print_tables
 from maelm_composer.sweep.run import sweep
 from maelm_composer.training.run import pretrain
 
+STOPPED = 'stopped; the same command resumes'
+Note = Callable[[Step, float], None]  # called with a step and the seconds that it took
 
-def run_suite(suite: Suite, artefacts: Sequence[Artefact], draws: bool = True) -> Path:
-    """Run every missing step of ``artefacts``, copy the records to the results, and make the report.
+
+@contextlib.contextmanager
+def start_suite(
+    suite: Suite, artefacts: Sequence[Artefact], show: Callable[[str], None]
+) -> Iterator[tuple[Suite, Note]]:
+    """Choose the precision, start Ray, and give SIGTERM the effect of Ctrl-C, while the body runs ``artefacts``.
+
+    Yields the suite in its precision and a function for :func:`run_suite` that shows the time left after every step.
+    When all is made, the planner's estimate is compared with the time that was taken.
+
+    Raises:
+        SystemExit: 128 + SIGTERM.
+    """
+    suite = settle_precision(suite)
+    planned: list[Item] = []
+    with contextlib.suppress(InputError):  # the planner does not know every GPU; the suite runs without an estimate
+        planned = plan_suite(suite, artefacts, describe_device())
+    forecast, start = Forecast(planned), time.monotonic()
+
+    def note(step: Step, took: float) -> None:
+        if (left := forecast.finish(step, took)) is not None:
+            of = '' if step.model is None else f' {step.model.run_name(suite.scale)}'
+            show(f'{step.kind.name}{of}: {took:,.0f} s; about {format_duration(left)} left')
+
+    with contextlib.ExitStack() as connection:
+        try:
+            connection.enter_context(connect_ray())
+        except SystemExit:  # Ray handles SIGTERM itself while it starts
+            _stop(signal.SIGTERM)
+        before = signal.signal(signal.SIGTERM, _stop)  # a pretraining run installs its own handler meanwhile
+        try:
+            yield suite, note
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if forecast.is_over and (estimated := sum_seconds(planned)):
+        show(f'scale {suite.scale}: {describe_accuracy(estimated, time.monotonic() - start)}')
+
+
+def make_and_print(suite: Suite, artefacts: Sequence[Artefact]) -> int:
+    """:func:`run_suite` for the console; returns the exit code: 1 where a number is missing, 128 + signal after one."""
+    try:
+        with start_suite(suite, artefacts, partial(print, flush=True)) as (settled, note):
+            run_suite(settled, artefacts, note)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        print(STOPPED, file=sys.stderr)
+        return int(stop.code or 0) if isinstance(stop, SystemExit) else 128 + signal.SIGINT
+    page = report(suite.scale, suite.results)
+    found = build_tables(suite.scale, suite.results)
+    tables = {artefact.name: found[artefact.name] for artefact in artefacts}
+    print_tables(suite.scale, tables)
+    print(f'report: {page}')
+    return int(any(row.note or row.value is None for rows in tables.values() for row in rows))
+
+
+def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = None) -> None:
+    """Run every missing step of ``artefacts``, copy the records to the results, and make the tables.
+
+    A fine-tuning run that fails raises nothing: its record says why, and the tables show a missing number. Figures
+    and the page take seconds, so a caller makes the report when all artefacts are made.
 
     Args:
-        draws: false: CSV files alone. Figures and the page take seconds, so a caller of many artefacts draws once.
-
-    A fine-tuning run that fails raises nothing: its record says why, and the report shows a missing number.
-
-    Returns:
-        The folder of the report.
+        note: called after every step.
 
     Raises:
         InputError: another process works in the same folder, or a step raises it.
@@ -46,9 +109,11 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], draws: bool = True) -
     with lock_folder(suite.work, 'benchmark suite'):
         suite = settle_precision(suite)
         for step in list_steps(suite, artefacts):
+            start = time.monotonic()
             make(suite, step)
-        (report if draws else write_tables)(suite.scale, suite.results)
-        return suite.records.parent
+            if note is not None:
+                note(step, time.monotonic() - start)
+        write_tables(suite.scale, suite.results)
 
 
 def settle_precision(suite: Suite) -> Suite:
@@ -106,7 +171,12 @@ def _pretrain(suite: Suite, model: Model) -> None:
         gc.collect()
         torch.cuda.empty_cache()  # fine-tuning's workers share the device
     else:
-        launcher = [sys.executable, '-m', 'composer.cli', '-n', str(count)]
-        if subprocess.run([*launcher, 'train.py', *suite.list_arguments(model)], check=False).returncode:
+        launcher = [sys.executable, '-m', 'composer.cli', '-n', str(count), '-m', 'maelm_composer.train']
+        if subprocess.run([*launcher, *suite.list_arguments(model)], check=False).returncode:
             raise InputError(f'pretraining {model.run_name(suite.scale)} failed: the error is printed above')
     collect_run(suite.run_folder(model), suite.records)
+
+
+def _stop(number: int, frame: Any = None) -> None:
+    """Unwind the current step as Ctrl-C would, so that Ray's processes end with this process."""
+    raise SystemExit(128 + number)

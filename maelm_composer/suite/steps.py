@@ -16,6 +16,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.precision import read_choice
 from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, Artefact, Demand, Model, artefacts_of, tasks_of
+from maelm_composer.shipped import find_shipped
 
 SETTINGS_FOLDER = Path('yamls/suite')
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
@@ -73,7 +74,7 @@ class Suite:
         return self.load_pretraining(MAE_LM).training.precision, self.load_finetuning(MAE_LM, 0, ()).precision
 
     def list_arguments(self, model: Model) -> list[str]:
-        """The arguments of `composer train.py`."""
+        """The arguments of `maelm train`."""
         arguments = [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
         arguments.append(f'run_name={model.run_name(self.scale)}')
         if model.seed is not None:
@@ -117,9 +118,9 @@ def load_suite(
         InputError: an unknown scale, or settings or a choice of precision that cannot be read.
     """
     path = SETTINGS_FOLDER / f'{scale}.yaml'
-    if not path.is_file():
-        there = ', '.join(sorted(found.stem for found in SETTINGS_FOLDER.glob('*.yaml')))
-        raise InputError(f'no {path}: the scales are {there or "in the checkout of the source: start there"}')
+    if not find_shipped(path).is_file():
+        there = ', '.join(sorted(found.stem for found in find_shipped(SETTINGS_FOLDER).glob('*.yaml')))
+        raise InputError(f'no {path}: the scales are {there}')
     settings = load_config(SuiteConfig, [str(path)])
     for name in ('data', 'pretraining', 'finetuning'):
         if not getattr(settings, name):
@@ -140,6 +141,19 @@ def load_suite(
             raise InputError(f'{path}: pretraining seeds {seeds}: a seed is listed twice')
     folder = Path(work or f'runs/suite/{scale}')
     return Suite(scale, settings, folder, Path(results), read_choice(folder) or Precision.auto)
+
+
+def choose_artefacts(scale: str, names: str) -> list[Artefact]:
+    """The artefacts of ``scale`` with these names, separated by commas; all of them if ``names`` is empty.
+
+    Raises:
+        InputError: the scale has no such artefact.
+    """
+    found = {artefact.name: artefact for artefact in artefacts_of(scale)}
+    for name in filter(None, names.split(',')):
+        if name not in found:
+            raise InputError(f'scale {scale} has no artefact {name!r}: there are {", ".join(found)}')
+    return [found[name] for name in names.split(',')] if names else list(found.values())
 
 
 def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:

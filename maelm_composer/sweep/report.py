@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from maelm_composer.console import begin_table, open_console
+from maelm_composer.console import begin_table, format_duration, open_console
 from maelm_composer.records import FailedFinetuning, Finetuning, FinetuningRecord, Point
 from maelm_composer.sweep.search import SweepResult, TaskResult
 from maelm_composer.tasks.catalogue import GLUE, Task
@@ -89,10 +89,10 @@ class Progress:
     def _describe_time(self, standings: list[Standing]) -> str:
         elapsed = time.monotonic() - self.start
         done = sum(standing.cost_done for standing in standings) - self.cost_at_start
-        text = f'{_duration(elapsed)} so far'
+        text = f'{format_duration(elapsed)} so far'
         if done <= 0:
             return text
-        return f'{text}, about {_duration(elapsed * sum(s.cost_left for s in standings) / done)} left'
+        return f'{text}, about {format_duration(elapsed * sum(s.cost_left for s in standings) / done)} left'
 
 
 def print_result(result: SweepResult) -> None:
@@ -145,8 +145,3 @@ def _describe_point(result: TaskResult) -> list[str]:
 
 def _percent(fraction: float | None) -> str:
     return '' if fraction is None else f'{100 * fraction:.2f}'
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f'{hours} h {rest // 60:02} min' if hours else f'{rest // 60} min {rest % 60:02} s'

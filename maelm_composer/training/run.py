@@ -243,7 +243,7 @@ def _build_loggers(config: PretrainingConfig, folder: RunFolder) -> list[LoggerD
     for logger in config.training.loggers:
         if importlib.util.find_spec(logger.name) is None:
             raise InputError(
-                f'training.loggers names {logger.name}, which is not installed: '
+                f'training.loggers names {logger.name}, which is not installed: pip install {logger.name}, or '
                 f"in the checkout, pip install -c constraints.txt -e '.[{logger.name}]'"
             )
     build: dict[Logger, Callable[[], LoggerDestination]] = {

@@ -42,7 +42,7 @@ def test_tokenizer_then_shards(recipe_file, ray_here, monkeypatch, capfd):
         ('tokenizer', ['max_seq=3'], 'unknown key max_seq; did you mean max_seq_len?'),
         ('tokenizer', ['max_seq_len=many'], 'max_seq_len'),
         ('tokenizer', ['nowhere.yaml'], 'no such recipe: nowhere.yaml'),
-        ('tokenizer', ['tokenizer.vocab_size=9000'], 'too small for tokenizer.vocab_size 9000'),
+        ('tokenizer', ['tokenizer.vocab_size=9000'], '*.txt: the text is too small for tokenizer.vocab_size 9000'),
         ('tokenizer', ['remote=/proc/nowhere'], '/proc/nowhere'),
         ('shards', [], 'run `maelm tokenizer`'),
         ('shards', ['remote=s3://nowhere/x'], 'there is no such bucket'),
@@ -55,6 +55,40 @@ def test_bad_input_is_one_line(recipe_file, s3, monkeypatch, capfd, command, arg
     assert message in err
     assert err.count('\n') == 1
     assert 'Traceback' not in err
+
+
+def test_too_little_text_is_named(recipe_file, ray_here, monkeypatch, capfd):
+    assert run(monkeypatch, capfd, 'tokenizer', recipe_file)[0] == 0
+    code, _, err = run(monkeypatch, capfd, 'shards', recipe_file, 'validation_fraction=1e-9')
+    assert code == 2
+    assert err.splitlines()[-1].endswith(
+        '*.txt: too little text for one validation row of 32 tokens: add text, or change validation_fraction 1e-09'
+    )
+
+
+@pytest.mark.parametrize(
+    'words, found',
+    [
+        ('tokenizer yamls/data/de', ['yamls/data/demo.yaml']),
+        ('train training.prec', ['training.precision=']),
+        ('sweep yamls/finetune/demo.yaml sweep.se', ['sweep.seeds=', 'sweep.selection=']),
+        ('train my', ['my.yaml']),
+        ('sui', ['suite']),
+    ],
+)
+def test_the_shell_completes_commands_recipes_and_keys(tmp_path, monkeypatch, capfd, words, found):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'my.yaml').touch()
+    monkeypatch.setenv('_MAELM_COMPLETE', 'complete_bash')
+    monkeypatch.setenv('COMP_WORDS', f'maelm {words}')
+    monkeypatch.setenv('COMP_CWORD', str(len(words.split())))
+    code, out, _ = run(monkeypatch, capfd)
+    assert (code, sorted(out.split())) == (0, found)
+
+
+def test_a_suite_runs_on_the_devices_that_are_there(monkeypatch, capfd):
+    code, _, err = run(monkeypatch, capfd, 'suite', '--scale', 'demo', '--gpus', '8')
+    assert (code, err) == (2, 'error: --gpus and --gpu are for --plan: a suite runs on the devices of this machine\n')
 
 
 def test_bad_input_as_a_process_is_exit_code_2():

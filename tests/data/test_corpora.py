@@ -95,6 +95,8 @@ def test_a_missing_column_and_a_glob_without_match_are_named(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({'body': ['a']}), tmp_path / 'x.parquet')
     with pytest.raises(InputError, match=r"x\.parquet: no column 'text' \(it has: body\); set text_column"):
         read(tmp_path, '*.parquet')
+    with pytest.raises(InputError, match=rf'{tmp_path} is a folder: write {tmp_path}/\*\.parquet, or another'):
+        read(tmp_path, '')
     with pytest.raises(InputError, match=r'\*\.jsonl: matches no file'):
         read(tmp_path, '*.parquet', '*.jsonl')
 

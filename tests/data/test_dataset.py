@@ -20,12 +20,12 @@ import pytest
 import zstandard
 from streaming import StreamingDataLoader
 
-from maelm_composer.cli import find_dead_segments
 from maelm_composer.config import DataConfig
 from maelm_composer.data import storage
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.shards import build_shards
+from maelm_composer.data.shared_memory import find_dead_segments
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
 

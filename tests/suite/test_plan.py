@@ -13,7 +13,7 @@ from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, find_artefact
 from maelm_composer.suite.cost import cost_finetuning
 from maelm_composer.suite.devices import CPU, Device, describe_device, measure_cpu
-from maelm_composer.suite.plan import describe_accuracy, plan_suite, print_budget, print_plan, sum_seconds
+from maelm_composer.suite.plan import Forecast, describe_accuracy, plan_suite, print_budget, print_plan, sum_seconds
 from maelm_composer.suite.steps import Kind, list_steps, load_suite
 from maelm_composer.sweep.search import list_points
 from maelm_composer.tasks.catalogue import find_task
@@ -65,6 +65,24 @@ def test_a_plan_is_made_in_the_precision_that_a_run_would_take(demo):
     assert fast[Kind.rank] == slow[Kind.rank]  # always in fp32
     settled = plan_suite(demo, artefacts, dataclasses.replace(SLOW, bf16=1e12))
     assert [item.basis for item in settled] == [item.basis for item in plan_suite(demo, artefacts, SLOW)]
+
+
+def test_the_time_left_is_estimated_again_from_the_steps_so_far(demo):
+    items = plan_suite(demo, [find_artefact('table1'), find_artefact('figure3')], SLOW)
+    forecast, total = Forecast(items), sum(item.seconds for item in items)
+    first, second = (item for item in items if item.step.kind is Kind.pretraining)
+    assert forecast.finish(first.step, 3 * first.seconds) == pytest.approx(3 * (total - first.seconds))
+    assert forecast.finish(first.step, 0.1) is None  # another artefact needs it, too
+    tuned = next(item for item in items if item.step.tasks[1:])
+    part = tuned.left['demo_pair'] + tuned.left['']  # Figure 3 needs one of Table 1's tasks
+    left = forecast.finish(dataclasses.replace(tuned.step, tasks=('demo_pair',)), 5 * part)
+    tuning = sum(item.seconds for item in items if item.step.kind is Kind.finetuning) - part
+    rest = total - first.seconds - second.seconds - part - tuning
+    of_all = (3 * first.seconds + 5 * part) / (first.seconds + part)
+    assert left == pytest.approx(3 * second.seconds + 5 * tuning + of_all * rest)
+    for item in items:
+        forecast.finish(item.step, 1.0)
+    assert forecast.is_over
 
 
 def make_matching(suite):
@@ -179,9 +197,12 @@ def test_a_plan_is_printed_whole(demo, capsys):
         assert name in text
 
 
-def test_devices():
+def test_devices(monkeypatch):
     assert describe_device('NVIDIA H100 80GB HBM3', 4) == Device('h100', 4, 67e12, 989e12)
     with pytest.raises(InputError, match='GPU rtx: its peak is not known; choose one of a100, h100, h200'):
         describe_device('rtx', 1)
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+    with pytest.raises(InputError, match='this machine has no GPU: name the kind with --gpu, one of a100, h100, h200'):
+        describe_device(count=8)
     assert 1e9 < measure_cpu().fp32 < 1e14
     assert describe_accuracy(100, 150) == 'estimated 100 s, took 150 s: 1.50 times the estimate'

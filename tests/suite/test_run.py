@@ -83,7 +83,7 @@ def test_a_killed_suite_ends_with_the_same_records(tmp_path):
     seconds = time.monotonic() - started
     wanted = read_records(whole)
     assert len([name for name in wanted if name.startswith('finetuning')]) == 6
-    assert (whole / 'results/demo/report.html').exists()
+    assert (whole / 'results/demo/figure3.csv').exists()
 
     killed, generator, kills = tmp_path / 'killed', random.Random(0), 0
     while kills < 10:

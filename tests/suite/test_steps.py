@@ -11,7 +11,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, ROBERTA, RUNGS, find_artefact
 from maelm_composer.suite import steps
-from maelm_composer.suite.steps import Kind, list_checkpoints, list_steps, load_suite
+from maelm_composer.suite.steps import Kind, choose_artefacts, list_checkpoints, list_steps, load_suite
 from maelm_composer.training.plan import count_training_flops
 
 SCALES = ('demo', 'small', 'medium', 'base', 'base_pp', 'large_pp')
@@ -136,6 +136,15 @@ def test_bad_input_is_one_clear_line(demo, tmp_path, monkeypatch):
     )
     with pytest.raises(InputError, match='names table9: the artefacts and overlays are table1, table2'):
         load_suite('demo')
+    with pytest.raises(InputError, match="scale ladder has no artefact 'table1': there are ladder"):
+        choose_artefacts('ladder', 'ladder,table1')
+
+
+def test_a_suite_can_be_run_anywhere(demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match='in the checkout of the source: start there'):
-        load_suite('demo')
+    elsewhere = dataclasses.replace(load_suite('demo', demo.work, demo.results), precision=demo.precision)
+    assert elsewhere == demo
+    assert steps_of(elsewhere, 'table2') == list_steps(elsewhere, choose_artefacts('demo', 'table2'))
+    Path('yamls/suite').mkdir(parents=True)
+    Path('yamls/suite/demo.yaml').write_text('data: [mine.yaml]\npretraining: [mine.yaml]\nfinetuning: [mine.yaml]\n')
+    assert load_suite('demo').settings.data == ['mine.yaml']

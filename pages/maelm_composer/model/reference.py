@@ -1,0 +1,1 @@
+../../../maelm_composer/model/reference.py
