@@ -227,7 +227,7 @@ def fill(
     table = begin_table('text', right=('[MASK] at token',), last=('most probable',))
     for number, position, ids, shares in zip(*(tensor.tolist() for tensor in found), strict=True):
         tokens = decode([[token] for token in ids])
-        shown = '  '.join(f'{token.strip()} {share:.3f}' for token, share in zip(tokens, shares, strict=True))
+        shown = '  '.join(f'{token!r} {share:.3f}' for token, share in zip(tokens, shares, strict=True))
         table.add_row(texts[number], str(position), shown)
     open_console().print(table)
 

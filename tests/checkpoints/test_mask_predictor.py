@@ -121,8 +121,8 @@ def test_fill_prints_the_tokens_of_every_mask(make, monkeypatch, capsys):
     assert [line.startswith(TEXTS[number]) for line, number in zip(lines, (0, 0, 1, 2, 2), strict=True)] == [True] * 5
     predictor = MaskPredictor.from_checkpoint(folder)
     found = predictor.predict(TEXTS, 2)
-    token = predictor.tokenizer.decode(found.ids[0, 1]).strip()
-    assert f'{token} {found.probabilities[0, 1]:.3f}' in lines[0]
+    token = predictor.tokenizer.decode(found.ids[0, 1])  # with the space before it, if it has one
+    assert f'{token!r} {found.probabilities[0, 1]:.3f}' in lines[0]
 
 
 def test_what_cannot_be_filled_is_one_line(make, configure, tmp_path):
