@@ -185,7 +185,8 @@ def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
             raise InputError(f"{where}: column 'id' holds {len(ids) - len(set(ids))} ids twice")
         column = _take_column(table, task.label_column, where)
         answers = [_as_answers(answer, task.label_column, where) for answer in column.to_pylist()]
-        return [SpanExample(i, *row, *answer) for i, row, answer in zip(ids, texts, answers, strict=True)]
+        rows = zip(ids, texts, answers, strict=True)
+        return [SpanExample(i, question, passage, *answer) for i, (question, passage), answer in rows]
     column = _take_column(table, task.label_column, where, *(NUMBERS if task.kind == REGRESSION else CLASSES))
     # A number is that of a class, unless the classes have numbers as names.
     is_named = not any(test(column.type) for test in NUMBERS[1:]) or any(map(str.isdecimal, task.label_names))
@@ -211,7 +212,7 @@ def read_unlabelled(task: Task, path: Path) -> list[Any]:
     """
     ids, texts = _read_texts(task, _read_file(task, path), str(path))
     if task.kind == SPAN:
-        return [SpanExample(i, *row, (), ()) for i, row in zip(ids, texts, strict=True)]
+        return [SpanExample(i, question, passage, (), ()) for i, (question, passage) in zip(ids, texts, strict=True)]
     return [TextExample(i, row, 0) for i, row in zip(ids, texts, strict=True)]
 
 
