@@ -1,7 +1,7 @@
 """The plan of a suite: its steps, what is recorded of them, and what the rest costs. Runs nothing, imports no torch."""
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,8 +101,8 @@ class Forecast:
     def __init__(self, items: Sequence[Item]) -> None:
         found = [(item.step, part, seconds) for item in items for part, seconds in item.left.items()]
         self._left = {_identify(step, part): seconds for step, part, seconds in found if seconds}
-        self._planned: Counter[Kind] = Counter()
-        self._took: Counter[Kind] = Counter()
+        self._planned: defaultdict[Kind, float] = defaultdict(float)
+        self._took: defaultdict[Kind, float] = defaultdict(float)
 
     def finish(self, step: Step, took: float) -> float | None:
         """Note that ``step``, or a part of a planned step, took ``took`` seconds.

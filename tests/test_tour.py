@@ -1,0 +1,34 @@
+"""docs/tour.ipynb: a run that it trains, and a run that it is given."""
+
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+TOUR = Path(__file__).resolve().parents[1] / 'docs/tour.ipynb'
+
+
+def execute(folder: Path) -> tuple[str, int]:
+    """What the cells print, and the number of their pictures."""
+    notebook = nbformat.read(TOUR, as_version=4)
+    assert not any(cell.get('outputs') for cell in notebook.cells), 'the notebook is committed without outputs'
+    NotebookClient(notebook, timeout=None, resources={'metadata': {'path': str(folder)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get('outputs', [])]
+    pictures = sum('image/png' in output.get('data', {}) for output in outputs)
+    return ''.join(output.get('text', '') for output in outputs), pictures
+
+
+def test_the_tour_trains_a_run_and_another_execution_loads_it(tmp_path, monkeypatch):
+    monkeypatch.delenv('MAELM_RUN', raising=False)
+    monkeypatch.setenv('MAELM_CACHE', str(tmp_path / 'cache'))
+    text, pictures = execute(tmp_path)
+    assert pictures == 1
+    predicted = [line for line in text.splitlines() if '  predicted: ' in line]
+    assert len(predicted) == 10  # 15 % of a row of 64 tokens
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'tour').rglob('*') if path.is_file()}
+    assert (tmp_path / 'tour/run/latest/model.safetensors').is_file()
+    monkeypatch.setenv('MAELM_RUN', 'tour/run')
+    again, pictures = execute(tmp_path)
+    assert pictures == 1
+    assert [line for line in again.splitlines() if '  predicted: ' in line] == predicted
+    assert before == {path: path.stat().st_mtime_ns for path in before}
