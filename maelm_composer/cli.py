@@ -122,7 +122,7 @@ def runs(
         raise InputError(f'{no_runs[0]} holds no run: {join(no_runs[0], RECORD)} does not exist')
     numbers = ('validation loss', 'unigram', 'accuracy', 'steps', 'tokens/s', 'training')
     table = begin_table('folder', 'status', right=numbers, last=('run',))
-    endings = []
+    endings: list[str] = []
     for folder, content in found.items():
         if content is None:
             continue

@@ -42,7 +42,8 @@ from maelm_composer.model.encoder import Encoder
 from maelm_composer.records import EncoderIdentity
 
 ENCODER = 'encoder.'
-NO_CODE = {'trust_remote_code': False}  # by default Transformers asks on a terminal whether to run a folder's code
+# By default Transformers asks on a terminal whether to run a folder's code.
+NO_CODE: dict[str, Any] = {'trust_remote_code': False}
 _HUB_NAME = re.compile(r'[\w-][\w.-]*(/[\w-][\w.-]*)?')
 _DROPOUTS = {
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'dropout', 'attention_dropout'),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -38,16 +37,17 @@ def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) 
     source = load_pretrained(config.init_from, Implementation.ours)
     assert source.config is not None
     if (name := _find_difference(config.model, source.config)) is not None:
-        ours, theirs = getattr(config.model, name), getattr(source.config, name)
-        raise InputError(f'model.{name} is {_show(ours)}, but init_from {config.init_from} has {_show(theirs)}')
+        here, there = (_show(getattr(stack, name)) for stack in (config.model, source.config))
+        raise InputError(f'model.{name} is {here}, but init_from {config.init_from} has {there}')
     _assert_same_tokenizer(config, source.tokenizer.backend_tokenizer)
     weights = {f'{ENCODER}{name}': value for name, value in source.encoder.state_dict().items()}
     found = find_encoder(config.init_from)
     if found is not None and found.run is not None:  # the head of a fine-tuned model is that of its task
         weights = read_weights(found, '')[0]
-    decoders = config.model.decoder, source.config.decoder
-    is_same_decoder = None not in decoders and _find_difference(*decoders) is None
-    taken, fresh = {}, []
+    ours, theirs = config.model.decoder, source.config.decoder
+    is_same_decoder = ours is not None and theirs is not None and _find_difference(ours, theirs) is None
+    taken: dict[str, dict[str, Tensor]] = {}
+    fresh = []
     for part, module in model.named_children():
         own = {name: value for name, value in weights.items() if name.startswith(f'{part}.')}
         expected = {f'{part}.{name}': value for name, value in module.state_dict().items()}
@@ -76,7 +76,7 @@ def _show(value: Any) -> Any:
     return getattr(value, 'name', value)
 
 
-def _shapes(weights: dict[str, Tensor]) -> dict[str, Iterable[int]]:
+def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in weights.items()}
 
 

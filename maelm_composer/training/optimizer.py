@@ -1,9 +1,10 @@
 """AdamW and its schedules (Meng et al., arXiv:2302.02060, preprint, Table 4: linear)."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from maelm_composer.config import OptimizerConfig, TrainingConfig
@@ -31,7 +32,7 @@ def build_schedule(optimizer: AdamW, config: OptimizerConfig, training: Training
     return LambdaLR(optimizer, lambda step: factor(step * training.global_train_batch_size))
 
 
-def restore_learning_rate(optimizer: AdamW, schedule: LambdaLR) -> None:
+def restore_learning_rate(optimizer: Optimizer, schedule: Any) -> None:
     """Set the learning rate to that of ``schedule``, which a checkpoint of a run that is extended has otherwise."""
     for group, base, factor in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
         group['lr'] = base * factor(schedule.last_epoch)

@@ -60,7 +60,8 @@ def watch_ranks(act: Callable[[int], None]) -> Iterator[None]:
     A collective does not tell why it fails when a rank has died, and NCCL's waits for that rank.
     """
     pids = dist.all_gather_object((dist.get_node_rank(), os.getpid()))
-    here, poll, ranks = dist.get_node_rank(), select.poll(), {}
+    here, poll = dist.get_node_rank(), select.poll()
+    ranks: dict[int, int] = {}  # by file descriptor
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or a container that forbids the call
         for rank, (node, pid) in enumerate(pids):
             if node == here and rank != dist.get_global_rank():

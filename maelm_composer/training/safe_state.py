@@ -19,7 +19,8 @@ from maelm_composer.training.checkpoints import METADATA, describe_cause
 
 OLDER = 'name an older checkpoint in `latest`, or choose another run_name'
 # What the state holds beside tensors and plain values: NumPy's generator, the version of torch, the time of training.
-STATE_TYPES = [np.ndarray, np.dtype, type(np.dtype('uint32')), np.empty(0).__reduce__()[0], TorchVersion, timedelta]
+ARRAY = np.zeros(1, np.uint32)
+STATE_TYPES: list[Any] = [np.ndarray, np.dtype, type(ARRAY.dtype), ARRAY.__reduce__()[0], TorchVersion, timedelta]
 METADATA_TYPES = {
     *('Metadata', 'BytesStorageMetadata', 'TensorStorageMetadata', 'ChunkStorageMetadata', 'TensorProperties'),
     *('MetadataIndex', 'StorageMeta', '_MEM_FORMAT_ENCODING'),
