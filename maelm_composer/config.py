@@ -150,6 +150,7 @@ class TrainingConfig:
     device_train_microbatch_size: int | None = None  # rows per forward pass; null: all rows of a rank
     precision: Precision = Precision.bf16  # auto: the faster of bf16 and fp32 on the device
     compile: bool = True  # torch.compile
+    activation_checkpointing: bool = False  # true: layers are computed again in the backward pass, to save memory
     attention: AttentionBackend = AttentionBackend.auto  # the start screen and the record show the choice
     sharding: Sharding = Sharding.ddp  # of gradients and optimizer states, or of the weights too, over the ranks
     eval_interval_samples: int = 20_480_000  # rows between validations

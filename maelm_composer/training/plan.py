@@ -83,6 +83,7 @@ class Plan:
         batch = f'{self.world_size} ranks × {self.microbatch_size} rows × {accumulation} accumulated'
         warmup = f'0 to {optimizer.learning_rate:g} over {optimizer.warmup_samples:,} samples'
         mode = 'compiled' if training.compile else 'eager'
+        mode += ', activation checkpointing' * training.activation_checkpointing
         return {
             'parameters': f'{sum(parameters.values()):,} ({parts})',
             'data': data,
