@@ -31,6 +31,7 @@ RelativePositionFunction = Enum('RelativePositionFunction', 't5 authors')
 RelativePositionInit = Enum('RelativePositionInit', 'normal local')
 HeadBiasInit = Enum('HeadBiasInit', 'zeros unigram')
 DecoderAttention = Enum('DecoderAttention', 'bidirectional bidirectional_cross causal_cross cross')
+Schedule = Enum('Schedule', 'linear cosine constant')
 Precision = Enum('Precision', 'fp32 bf16 auto')  # auto: the faster one on the device (precision.py)
 AttentionBackend = Enum('AttentionBackend', 'auto dense sdpa flex')
 Logger = Enum('Logger', 'tensorboard wandb mlflow')
@@ -139,7 +140,8 @@ class ModelConfig:
 @dataclass
 class OptimizerConfig:
     learning_rate: float = 5e-4  # its peak, after the warm-up
-    warmup_samples: int = number(20_480_000, at_least=0)  # rows of linear warm-up; linear decay to 0 follows
+    warmup_samples: int = number(20_480_000, at_least=0)  # rows of linear warm-up, from 0 to the peak
+    schedule: Schedule = Schedule.linear  # of the learning rate after the warm-up: decay to 0, or its peak throughout
     adam_beta1: float = number(0.9, above=0, below=1)  # decay of the first moment
     adam_beta2: float = number(0.98, above=0, below=1)  # decay of the second moment
     adam_eps: float = 1e-6  # ε of AdamW
@@ -150,10 +152,12 @@ class OptimizerConfig:
 @dataclass
 class TrainingConfig:
     max_samples: int = 256_000_000  # rows to train on, over all epochs
+    extends: list[int] = field(default_factory=list)  # earlier values of max_samples, of the finished run to extend
     global_train_batch_size: int = 2048  # rows per optimizer step, over all ranks
     device_train_microbatch_size: int | None = None  # rows per forward pass; null: all rows of a rank
     precision: Precision = Precision.bf16  # auto: the faster of bf16 and fp32 on the device
     compile: bool = True  # torch.compile
+    activation_checkpointing: bool = False  # true: layers are computed again in the backward pass, to save memory
     attention: AttentionBackend = AttentionBackend.auto  # the start screen and the record show the choice
     sharding: Sharding = Sharding.ddp  # of gradients and optimizer states, or of the weights too, over the ranks
     eval_interval_samples: int = 20_480_000  # rows between validations
@@ -169,6 +173,7 @@ class PretrainingConfig:
 
     run_name: str = MISSING  # default: the recipe's file names, joined
     save_folder: str = MISSING  # default: runs/<run_name>; local folder or s3://bucket/prefix
+    init_from: str | None = None  # checkpoint or Hugging Face encoder whose weights replace the initial ones
     # Composer adds the rank to it.
     seed: int = number(17, at_least=0, below=2**31)  # of initial weights, order of the rows, masks and dropout
     data: DataConfig = field(default_factory=DataConfig)

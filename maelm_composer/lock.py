@@ -9,6 +9,9 @@ from filelock import FileLock, Timeout
 
 from maelm_composer.errors import InputError
 
+LOCK = '.lock'
+SECONDS_TO_WAIT = 1  # while :func:`is_locked` looks
+
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, owner: str) -> Iterator[None]:
@@ -25,7 +28,7 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
         InputError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / '.lock', blocking=False)
+    lock = FileLock(folder / LOCK, timeout=SECONDS_TO_WAIT)
     try:
         lock.acquire()
     except Timeout:
@@ -36,3 +39,16 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the lock of ``folder``; also True where that cannot be found out."""
+    if not (folder / LOCK).exists():
+        return False
+    lock = FileLock(folder / LOCK, blocking=False)
+    try:
+        lock.acquire()
+    except OSError:  # Timeout is one, too
+        return True
+    lock.release()
+    return False

@@ -7,6 +7,7 @@ it was loaded.
 import dataclasses
 import difflib
 import hashlib
+import itertools
 import json
 import math
 import operator
@@ -196,8 +197,13 @@ def _check(config: Any) -> None:
             if config.model.decoder is not None:
                 _check_stack('model.decoder', config.model.decoder, config.model)
             _check_masking(config.masking, config.model)
-            warmup, samples = config.optimizer.warmup_samples, config.training.max_samples
-            _require(warmup <= samples, f'optimizer.warmup_samples {warmup} exceeds training.max_samples {samples}')
+            warmup, extends = config.optimizer.warmup_samples, config.training.extends
+            ends, name = [*extends, config.training.max_samples], 'extends' if extends else 'max_samples'
+            _require(warmup <= ends[0], f'optimizer.warmup_samples {warmup} exceeds training.{name} {ends[0]}')
+            _require(
+                all(end < later for end, later in itertools.pairwise(ends)),
+                f'training.extends {extends}: must hold ascending numbers below training.max_samples {ends[-1]}',
+            )
         case FinetuningConfig():
             data, seeds = config.data, config.sweep.seeds
             _require(

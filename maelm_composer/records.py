@@ -74,6 +74,7 @@ class _Pretraining(Record):
     tokenizer_hash: str
     flops: int | None = None  # of the whole run
     unigram_entropy: float | None = None  # of the validation tokens, nats
+    init_from: EncoderIdentity | None = None  # whose weights the run began with
 
     @property
     def seed(self) -> int:
@@ -89,10 +90,11 @@ class _Pretraining(Record):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RunningPretraining(_Pretraining):
-    """A pretraining run that has begun and not ended."""
+class UnfinishedPretraining(_Pretraining):
+    """A pretraining run that has begun; a killed one stays ``running``."""
 
-    status: Literal['running'] = 'running'
+    status: Literal['running', 'stopped', 'failed'] = 'running'
+    ending: str | None = None  # how it stopped, or the line of the error
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -219,13 +221,13 @@ def _parse(adapter: TypeAdapter[AnyRecord], kind: str, text: str | bytes, where:
     except ValidationError as error:
         first = error.errors()[0]
         # The status, by which pydantic has chosen a class, comes before the field.
-        field = [str(part) for part in first['loc'] if part not in ('running', 'finished', 'failed')]
+        field = [str(part) for part in first['loc'] if part not in ('running', 'stopped', 'finished', 'failed')]
         raise InputError(f'{where} is no {kind} record: {": ".join([*field, first["msg"]])}') from None
     except ValueError as error:
         raise InputError(f'{where} is not JSON: {error}') from None
 
 
-Pretraining = RunningPretraining | PretrainingRecord
+Pretraining = UnfinishedPretraining | PretrainingRecord
 Finetuning = FinetuningRecord | FailedFinetuning
 _BY_STATUS = Field(discriminator='status')
 # A parser takes the JSON text of a record and the name of its file. Its InputError names the file and the field.

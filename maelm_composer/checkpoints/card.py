@@ -76,7 +76,7 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     recipe = {'model': description.get('config')}
     if found.run is not None:
         recipe = to_plain(read_recipe(found))
-        for private in ('run_name', 'save_folder', 'data'):  # local paths and buckets
+        for private in ('run_name', 'save_folder', 'init_from', 'data'):  # local paths and buckets
             recipe.pop(private)
     return '\n'.join([*lines, '## Recipe', '', '```yaml', yaml.safe_dump(recipe, sort_keys=False).rstrip(), '```', ''])
 

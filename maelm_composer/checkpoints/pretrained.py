@@ -43,6 +43,8 @@ from maelm_composer.model.encoder import Encoder
 from maelm_composer.records import EncoderIdentity
 
 ENCODER = 'encoder.'
+# By default Transformers asks on a terminal whether to run a folder's code.
+NO_CODE: dict[str, Any] = {'trust_remote_code': False}
 HUB_NAME = re.compile(r'[\w-][\w.-]*(/[\w-][\w.-]*)?')
 _DROPOUTS = {
     *('hidden_dropout_prob', 'attention_probs_dropout_prob', 'dropout', 'attention_dropout'),
@@ -113,7 +115,7 @@ def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrained
             content = read_file(join(folder, name))
             assert content is not None
             Path(scratch, name).write_bytes(content)
-        tokenizer = AutoTokenizer.from_pretrained(scratch)
+        tokenizer = AutoTokenizer.from_pretrained(scratch, **NO_CODE)
     # A model fine-tuned from a Hugging Face encoder may have spare rows in its token table.
     has_spare_rows = checkpoint.run is None and len(tokenizer) < config.vocab_size
     if len(tokenizer) != config.vocab_size and not has_spare_rows:
@@ -167,14 +169,14 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         is_maelm = settings.get('model_type') == MaelmConfig.model_type
         classes: tuple[Any, Any] = (MaelmConfig, MaelmModel) if is_maelm else (AutoConfig, AutoModel)
         config_class, model_class = classes
-        theirs = config_class.from_pretrained(name)
+        theirs = config_class.from_pretrained(name, **NO_CODE)
         architecture = {key: value for key, value in theirs.to_diff_dict().items() if key not in _ORIGIN_KEYS}
         if dropout is not None:
             _set_dropout(name, theirs, dropout)
         model, info = model_class.from_pretrained(
-            name, config=theirs, output_loading_info=True, torch_dtype=torch.float32
+            name, config=theirs, output_loading_info=True, torch_dtype=torch.float32, **NO_CODE
         )
-        tokenizer = AutoTokenizer.from_pretrained(name, config=theirs, use_fast=True)
+        tokenizer = AutoTokenizer.from_pretrained(name, config=theirs, use_fast=True, **NO_CODE)
     if missing := [key for key in info['missing_keys'] if not key.startswith(POOLER)]:
         raise InputError(
             f'{name} lacks {len(missing)} weights of its {type(model).__name__}: {missing[0]} is the first'

@@ -1,6 +1,7 @@
 """Rows of token ids in an order that depends on (seed, epoch) alone, resumable within an epoch."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class VerifiedStream(Stream):
         content, cached = storage.read_file(storage.join(source, 'index.json')), os.path.join(local, 'index.json')
         if content is None:
             raise InputError(f'{source}/index.json is missing: run `maelm shards` again')
+        _assert_harmless(content, f'{source}/index.json')
         if storage.read_file(cached) != content:  # the same rows may have been packed again, to other bytes
             storage.write_file(cached, content)
 
@@ -59,6 +61,15 @@ class VerifiedStream(Stream):
             )
         storage.write_file(target, decompress(shard.compression, content))
         return int(raw.bytes)
+
+
+def _assert_harmless(index: bytes, where: str) -> None:
+    """Raise InputError unless all shards hold arrays, since Streaming would unpickle others, and lie in one folder."""
+    for shard in json.loads(index)['shards']:
+        names = [shard[kind]['basename'] for kind in ('raw_data', 'zip_data') if shard.get(kind)]
+        kinds = {encoding.split(':')[0] for encoding in shard.get('column_encodings', ['none'])}
+        if kinds != {'ndarray'} or any(name != os.path.basename(name) for name in names):
+            raise InputError(f'{where}: {names} of {", ".join(sorted(kinds))} are no shards of `maelm shards`')
 
 
 class PretrainingRows(RobustStreamingDataset):

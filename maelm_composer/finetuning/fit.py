@@ -22,7 +22,8 @@ from maelm_composer.errors import InputError
 from maelm_composer.finetuning.batching import collate, measure_padding, order_by_length, sort_for_evaluation
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.tasks.examples import Inputs
-from maelm_composer.training.optimizer import build_optimizer, linear_warmup_and_decay
+from maelm_composer.training.optimizer import build_optimizer
+from maelm_composer.training.schedule import linear_warmup_and_decay
 
 EVAL_BATCH_SIZE = 64
 STEPS_BETWEEN_CHECKS = 50  # losses are read this seldom, because reading one waits for the device

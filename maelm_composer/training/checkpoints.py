@@ -10,7 +10,6 @@ import copyreg
 import os
 import pickle
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask, write_json
 from maelm_composer.training.callbacks import TrainingClock
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.signals import StopSignals
+from maelm_composer.training.signals import Stopped, StopSignals
 
 METADATA = '.metadata'  # torch's file about the tensors in the shards
 
@@ -53,10 +52,7 @@ class CheckpointSaver(Callback):
         if stop or is_due(state, self.interval_samples):
             self._save(state)
         if stop and not is_last:
-            if dist.get_global_rank() == 0:
-                name = signal.Signals(stop).name
-                print(f'{name}: saved at {samples:,} samples; the same command resumes the run', flush=True)
-            raise SystemExit(128 + stop)
+            raise Stopped(stop, f'saved at {samples:,} samples')
 
     def close(self, state: State, logger: Logger) -> None:
         self.signals.restore()

@@ -1,12 +1,14 @@
-"""AdamW and its schedule (Meng et al., arXiv:2302.02060, preprint, Table 4)."""
+"""AdamW and its schedules (Meng et al., arXiv:2302.02060, preprint, Table 4: linear)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from maelm_composer.config import OptimizerConfig, TrainingConfig
+from maelm_composer.training.schedule import share_of_peak
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
@@ -26,16 +28,11 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
 
 def build_schedule(optimizer: AdamW, config: OptimizerConfig, training: TrainingConfig) -> LambdaLR:
     """The learning rate as a function of the optimizer step; step the schedule once per batch."""
-    factor = linear_warmup_and_decay(config.warmup_samples, training.max_samples)
+    factor = share_of_peak(config, training)
     return LambdaLR(optimizer, lambda step: factor(step * training.global_train_batch_size))
 
 
-def linear_warmup_and_decay(warmup_samples: int, max_samples: int) -> Callable[[int], float]:
-    """A function from samples to the share of the peak learning rate: 0 to 1 at ``warmup_samples``, to 0 at the end."""
-
-    def factor(samples: int) -> float:
-        if samples < warmup_samples:
-            return samples / warmup_samples
-        return max(0.0, (max_samples - samples) / max(1, max_samples - warmup_samples))
-
-    return factor
+def restore_learning_rate(optimizer: Optimizer, schedule: Any) -> None:
+    """Set the learning rate to that of ``schedule``, which a checkpoint of a run that is extended has otherwise."""
+    for group, base, factor in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group['lr'] = base * factor(schedule.last_epoch)

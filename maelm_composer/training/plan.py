@@ -1,13 +1,15 @@
 """The size and cost of a pretraining run, computed from its recipe without torch."""
 
+import itertools
 import math
 from dataclasses import dataclass
 
-from maelm_composer.config import DecoderAttention, PretrainingConfig
+from maelm_composer.config import DecoderAttention, PretrainingConfig, Schedule
 from maelm_composer.data.manifest import Manifest
 from maelm_composer.errors import InputError
 from maelm_composer.masking.draw import count_masked, count_visible
 from maelm_composer.model.cost import count_forward_flops, count_parameters
+from maelm_composer.training.schedule import share_of_peak
 
 FORWARD_AND_BACKWARD = 3  # FLOPs of a training step / FLOPs of its forward pass
 
@@ -81,19 +83,30 @@ class Plan:
         batch = f'{self.world_size} ranks × {self.microbatch_size} rows × {accumulation} accumulated'
         warmup = f'0 to {optimizer.learning_rate:g} over {optimizer.warmup_samples:,} samples'
         mode = 'compiled' if training.compile else 'eager'
+        mode += ', activation checkpointing' * training.activation_checkpointing
         return {
             'parameters': f'{sum(parameters.values()):,} ({parts})',
             'data': data,
             'epoch': f'{self.rows_per_epoch:,} rows = {batches_per_epoch:,} batches',
             'run': run,
             'batch': f'{self.global_batch_size:,} rows = {batch}',
-            'schedule': f'learning rate {warmup}, then to 0 at {training.max_samples:,}',
+            'schedule': f'learning rate {warmup}, then {self._describe_schedule()}',
             'validation': f'{training.eval_rows:,} rows every {training.eval_interval_samples:,} samples',
             'checkpoints': f'every {training.checkpoint_interval_samples:,} samples, {kept}',
             'device': f'{device}, {precision}, {training.sharding.value}, {mode}',
             'attention': ', '.join(f'{stack} {backend}' for stack, backend in attention.items()),
             'saved in': self.config.save_folder,
         }
+
+    def _describe_schedule(self) -> str:
+        training, optimizer = self.config.training, self.config.optimizer
+        if optimizer.schedule is Schedule.constant:
+            return 'constant'
+        share = share_of_peak(optimizer, training)
+        shape = ' as a cosine' * (optimizer.schedule is Schedule.cosine)
+        ends = [f'to 0{shape} at {end:,}' for end in (*training.extends, training.max_samples)]
+        jumps = [f', then up to {share(end) * optimizer.learning_rate:.3g} and ' for end in training.extends]
+        return ''.join(text for pair in itertools.zip_longest(ends, jumps, fillvalue='') for text in pair)
 
 
 def count_positions(config: PretrainingConfig) -> tuple[int, int]:

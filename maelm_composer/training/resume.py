@@ -5,19 +5,15 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from composer.utils import dist
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader
 
 from maelm_composer.checkpoints.names import PROGRESS, SHARDED_STATE, STATE, WEIGHTS
 from maelm_composer.errors import InputError
-from maelm_composer.training.checkpoints import describe_cause
 from maelm_composer.training.ranks import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
-
-OLDER = 'name an older checkpoint in `latest`, or choose another run_name'
+from maelm_composer.training.safe_state import OLDER, assert_metadata_is_data
 
 
 @dataclass(frozen=True)
@@ -52,19 +48,9 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
         if state.is_file() and not zipfile.is_zipfile(state):
             raise InputError(f'{state} is damaged: {OLDER}')
         if state.is_dir():
-            _assert_readable(state)
+            assert_metadata_is_data(state)
         progress = json.loads((checkpoint / PROGRESS).read_text(encoding='utf-8'))
     return ResumePoint(state, progress['samples'], progress['training_seconds'])
-
-
-def _assert_readable(shards: Path) -> None:
-    try:
-        FileSystemReader(shards).read_metadata()
-    except Exception as error:  # another torch's classes raise errors of many kinds when they are unpickled
-        raise InputError(
-            f'{shards} is damaged, or written by a torch whose checkpoints torch {torch.__version__} cannot read '
-            f'({describe_cause(error) or type(error).__name__}): resume with that torch, or {OLDER}'
-        ) from None
 
 
 def _assert_fits(weights: Path, model: nn.Module) -> None:

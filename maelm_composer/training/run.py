@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from collections.abc import Callable
 
-import torch
 from composer import Trainer
 from composer.devices import Device
 from composer.loggers import LoggerDestination, MLFlowLogger, ProgressBarLogger, TensorboardLogger, WandBLogger
@@ -21,11 +20,12 @@ from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.masking.collate import build_collator
+from maelm_composer.model.layer import Layer
 from maelm_composer.model.maelm import build_model
 from maelm_composer.patches import release_trainer, silence_warnings
 from maelm_composer.precision import Choice, choose
 from maelm_composer.provenance import collect_provenance
-from maelm_composer.records import Pretraining, PretrainingRecord, RunningPretraining
+from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
     BatchSeed,
@@ -38,13 +38,16 @@ from maelm_composer.training.callbacks import (
     parse_metrics,
 )
 from maelm_composer.training.checkpoints import CheckpointSaver, drop_unportable
+from maelm_composer.training.ending import LESS_MEMORY, end_after, explain_memory, record_ending
+from maelm_composer.training.initial import describe_start, load_initial_weights
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
-from maelm_composer.training.optimizer import build_optimizer, build_schedule
+from maelm_composer.training.optimizer import build_optimizer, build_schedule, restore_learning_rate
 from maelm_composer.training.plan import Plan, count_training_flops
-from maelm_composer.training.ranks import DIST_TIMEOUT_SECONDS, raise_on_all_ranks, start_rank
+from maelm_composer.training.ranks import DIST_TIMEOUT_SECONDS, raise_on_all_ranks, start_rank, watch_ranks
 from maelm_composer.training.resume import ResumePoint, find_resume_point
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify, read_record
+from maelm_composer.training.safe_state import load_data_only
 from maelm_composer.training.sharding import GradientAverage, build_parallelism
 from maelm_composer.training.signals import end_with_launcher
 
@@ -69,8 +72,9 @@ def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
         if resume_point is not None and resume_point.samples >= config.training.max_samples:
             return run.complete(resume_point)
         run.begin(resume_point)
-        run.train(resume_point, device)
-        return run.finish()
+        with record_ending(run.folder, run.print):
+            run.train(resume_point, device)
+            return run.finish()
 
 
 class _Run:
@@ -111,7 +115,22 @@ class _Run:
         counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
         self.model = build_model(config.model, config.seed, counts)
         self.attention = self.model.select_attention(config.training.attention, find_device().type)
-        return find_resume_point(self.folder, self.model, self.is_sharded)
+        for module in self.model.modules():
+            if isinstance(module, Layer):
+                module.is_recomputed = config.training.activation_checkpointing
+        resume_point = find_resume_point(self.folder, self.model, self.is_sharded)
+        self.init_from = self.record.init_from if self.record else None
+        self.taken = ''
+        if config.init_from is not None and resume_point is None:
+            with raise_on_all_ranks():
+                begun = self.init_from
+                self.init_from, self.taken = load_initial_weights(self.model, config)
+                if begun is not None and begun.hash != self.init_from.hash:
+                    raise InputError(
+                        f'{self.folder.uri} holds a run that began from {describe_start(begun)}; init_from is now '
+                        f'{describe_start(self.init_from)}: choose another run_name or save_folder'
+                    )
+        return resume_point
 
     def complete(self, resume_point: ResumePoint) -> PretrainingRecord | None:
         """Return the record of a run that has trained to its end, and finish it if a kill came before that."""
@@ -133,6 +152,8 @@ class _Run:
         self.print(self._start_screen())
         if self.precision.notice:
             self.print(self.precision.notice)
+        if isinstance(self.record, UnfinishedPretraining) and self.record.status == 'running':
+            self.print(f'the run was killed before; if because memory ran out, {LESS_MEMORY}')
         if resume_point is not None:
             self.print(f'resuming from {resume_point.samples:,} samples')
         with raise_on_all_ranks():
@@ -145,19 +166,17 @@ class _Run:
         self.clock = TrainingClock(self.plan.tokens_per_batch, seconds)
         clipping = GradientClipping(self.config.optimizer.clip_norm)
         self.log = MetricsLog(self.folder, self.clock, clipping)
-        trainer = self._build_trainer(resume_point, device, clipping)
+        with contextlib.nullcontext() if resume_point is None else load_data_only(resume_point.state):
+            trainer = self._build_trainer(resume_point, device, clipping)
         if resume_point is not None:
             self.folder.forget(resume_point.state.parent.name)
+            restore_learning_rate(trainer.state.optimizers[0], trainer.state.schedulers[0])
         for destination in trainer.logger.destinations:
             if isinstance(destination, ProgressBarLogger):
                 destination.hparams_already_logged_to_console = True  # the start screen has shown them
         try:
-            trainer.fit()
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f'{self.plan.microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: '
-                'lower training.device_train_microbatch_size'
-            ) from error
+            with explain_memory(self.plan.microbatch_size), watch_ranks(lambda rank: end_after(self.folder, rank)):
+                trainer.fit()
         finally:
             release_trainer(trainer)
 
@@ -213,9 +232,9 @@ class _Run:
             load_progress_bar=False,
         )
 
-    def _begin_record(self) -> RunningPretraining:
+    def _begin_record(self) -> UnfinishedPretraining:
         begun = None if self.record is None else self.record.precision  # a resumed run keeps its first reason
-        record = RunningPretraining(
+        record = UnfinishedPretraining(
             run_name=self.config.run_name,
             provenance=collect_provenance(self.config),
             identity=self.identity,
@@ -226,6 +245,7 @@ class _Run:
             tokenizer_hash=self.manifest.tokenizer_hash,
             flops=count_training_flops(self.config),
             unigram_entropy=self.manifest.unigram_entropy,
+            init_from=self.init_from,
         )
         begin_record(self.folder, self.config, record)
         return record
@@ -234,6 +254,8 @@ class _Run:
         table = Table.grid(padding=(0, 2))
         table.add_row('[bold]run[/bold]', f'[bold]{self.config.run_name}[/bold]')
         lines = self.plan.describe(self.manifest, name_device(), str(self.precision), self.attention)
+        if self.init_from is not None:
+            lines['starts from'] = describe_start(self.init_from) + (f': {self.taken}' if self.taken else '')
         for name, text in lines.items():
             table.add_row(name, text)
         return table

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from maelm_composer.checkpoints.names import MANIFEST, RECIPE, RECORD, TOKENIZER
 from maelm_composer.config import PretrainingConfig
@@ -14,7 +14,7 @@ from maelm_composer.records import (
     CONTENT_HASH,
     Pretraining,
     PretrainingRecord,
-    RunningPretraining,
+    UnfinishedPretraining,
     format_record,
     parse_pretraining,
 )
@@ -24,12 +24,18 @@ if TYPE_CHECKING:  # which brings torch, and a plan reads records without
     from maelm_composer.training.run_folder import RunFolder
 
 
+MAX_SAMPLES, EXTENDS = 'training.max_samples', 'training.extends'
+# Keys that came after the first records. An identity holds them only if they are set, so that those records stay valid.
+LATER_KEYS: dict[str, Any] = {'optimizer.schedule': 'linear', EXTENDS: [], 'init_from': None}
+
+
 def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
     """All settings that decide the weights, flat; two runs with equal identities are the same run."""
     plain = to_plain(config)
-    identity = _flatten({section: plain[section] for section in ('seed', 'masking', 'model', 'optimizer')})
-    for key in ('max_samples', 'global_train_batch_size', 'precision'):
+    identity = _flatten({section: plain[section] for section in ('seed', 'init_from', 'masking', 'model', 'optimizer')})
+    for key in ('max_samples', 'extends', 'global_train_batch_size', 'precision'):
         identity[f'training.{key}'] = plain['training'][key]
+    identity = {key: value for key, value in identity.items() if LATER_KEYS.get(key, ...) != value}
     return identity | {'data.shuffle_block_size': config.data.shuffle_block_size, CONTENT_HASH: content_hash}
 
 
@@ -49,17 +55,25 @@ def read_record(folder: 'RunFolder') -> Pretraining | None:
 
 
 def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: dict[str, Any]) -> None:
-    """Raise InputError if the ``record`` in ``folder`` is of another recipe or other data."""
-    found = identity if record is None else record.identity
-    for key in sorted(identity.keys() | found.keys()):
-        there, here = found.get(key), identity.get(key)
+    """Raise InputError if the ``record`` in ``folder`` is of another recipe or other data.
+
+    A finished run is also the run that extends it (``training.extends``).
+    """
+    found, wanted = LATER_KEYS | (identity if record is None else record.identity), LATER_KEYS | identity
+    if isinstance(record, PretrainingRecord) and found[MAX_SAMPLES] == next(reversed(wanted[EXTENDS]), None):
+        found |= {EXTENDS: [*found[EXTENDS], found[MAX_SAMPLES]], MAX_SAMPLES: wanted[MAX_SAMPLES]}
+    for key in sorted(wanted.keys() | found.keys()):
+        there, here = found.get(key), wanted.get(key)
         if there != here:
+            longer = key == MAX_SAMPLES and there < here
+            hint = f'to extend it once it is finished, set {EXTENDS}={[*found[EXTENDS], there]}; else ' * longer
             raise InputError(
-                f'{folder.uri} holds a run with {key} = {there}, not {here}: choose another run_name or save_folder'
+                f'{folder.uri} holds a run with {key} = {there}, not {here}: '
+                f'{hint}choose another run_name or save_folder'
             )
 
 
-def begin_record(folder: 'RunFolder', config: PretrainingConfig, record: RunningPretraining) -> None:
+def begin_record(folder: 'RunFolder', config: PretrainingConfig, record: UnfinishedPretraining) -> None:
     """Write recipe, tokenizer, the shards' manifest and the record of a run that begins."""
     folder.write(RECIPE, to_yaml(config))
     names = [f'{TOKENIZER}/{name}' for name in list_names(join(config.data.remote, TOKENIZER))]
@@ -68,6 +82,13 @@ def begin_record(folder: 'RunFolder', config: PretrainingConfig, record: Running
         assert content is not None
         folder.write(name, content.decode())
     _write(folder, record)
+
+
+def end_record(folder: 'RunFolder', status: Literal['stopped', 'failed'], ending: str) -> None:
+    """Note how a run ended before its end. Only the first rank's word is kept: the others end because of that one."""
+    record = read_record(folder)
+    if isinstance(record, UnfinishedPretraining) and record.status == 'running':
+        _write(folder, dataclasses.replace(record, status=status, ending=' '.join(ending.split())))
 
 
 def finish_record(
@@ -80,10 +101,11 @@ def finish_record(
         seconds: of training.
         evaluation: results of the last validation.
     """
-    begun = {field.name: getattr(record, field.name) for field in dataclasses.fields(RunningPretraining)}
+    shared = {field.name for field in dataclasses.fields(PretrainingRecord)} - {'status'}
+    begun = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name in shared}
     tokens = plan.batches * plan.tokens_per_batch
     finished = PretrainingRecord(
-        **begun | {'status': 'finished'},
+        **begun,
         samples=plan.batches * plan.global_batch_size,
         batches=plan.batches,
         tokens=tokens,

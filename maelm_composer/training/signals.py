@@ -15,6 +15,14 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
+class Stopped(SystemExit):
+    """Ends a process whose run was stopped by a signal: exit code 128 + its number."""
+
+    def __init__(self, number: int, how: str) -> None:
+        super().__init__(128 + number)
+        self.line = f'{signal.Signals(number).name}: {how}; the same command resumes the run'
+
+
 class StopSignals:
     """Notes a stop signal while it is installed, so that the batch being computed is not lost."""
 

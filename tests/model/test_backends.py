@@ -5,11 +5,12 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing import assert_close
 
-from maelm_composer.config import AttentionBackend
+from maelm_composer.config import AttentionBackend, DecoderAttention
 from maelm_composer.masking.batch import Batch
 from maelm_composer.model.kernels.attention import attend
 from maelm_composer.model.kernels.backend import choose_backend
 from maelm_composer.model.kernels.flex import build_flex_bias
+from maelm_composer.model.layer import Layer
 from maelm_composer.model.maelm import build_model
 
 AUTO, DENSE, SDPA, FLEX = AttentionBackend
@@ -148,3 +149,35 @@ def test_compiled_step_is_one_graph_and_never_recompiles(config, make_batch, has
             assert_close(loss, eager(batch).loss, rtol=1e-5, atol=1e-5)
         with pytest.raises(RuntimeError, match='recompil'):
             model(Batch(*(tensor[:2] for tensor in batches[0])))
+
+
+@pytest.mark.parametrize('compiler', [None, 'aot_eager', pytest.param('inductor', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('decoder', [None, {}, {'attention': DecoderAttention.causal_cross}])
+def test_layers_computed_again_have_the_same_gradients_and_keep_less(config, make_batch, gradients, compiler, decoder):
+    """With dropout, whose masks are drawn again; the compiler's own random numbers, too."""
+    dropout = {'hidden_dropout_prob': 0.1, 'attention_probs_dropout_prob': 0.1}
+    stack = None if decoder is None else dropout | DECODER_WITH_BIAS | decoder
+    model_config = config(decoder is not None, stack, **dropout)
+    batch = make_batch(model_config, encoder_mask_fraction=1.0 if decoder is None else 0.0)
+    found, kept = [], []
+    for is_recomputed in (False, True):
+        model = build_model(model_config, seed=3)
+        for layer in model.modules():
+            if isinstance(layer, Layer):
+                layer.is_recomputed = is_recomputed
+        if compiler is not None:
+            torch.compiler.reset()
+            model.compile(fullgraph=True, dynamic=False, backend=compiler)
+        torch.manual_seed(7)
+        sizes: list[int] = []
+
+        def keep(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            found.append(gradients(model, batch))
+        kept.append(sum(sizes))
+    tolerance = {'rtol': 0, 'atol': 0} if compiler is None else {'rtol': 1e-4, 'atol': 1e-6}
+    assert_close(found[1], found[0], **tolerance)
+    assert kept[1] < kept[0]

@@ -1,5 +1,8 @@
 """What a checkpoint holds can be read by other versions of torch than the one that wrote it."""
 
+import copyreg
+import io
+import json
 import pickle
 from pathlib import Path
 
@@ -74,7 +77,7 @@ def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, 
         def reducer_override(self, thing):
             if type(thing) is not TensorProperties:
                 return NotImplemented
-            return type(thing).__new__, (TensorProperties,), (*thing.__getstate__(), 'something', 'new')
+            return copyreg.__newobj__, (TensorProperties,), (*thing.__getstate__(), 'something', 'new')
 
     content = pickle.loads(before)
     for broken in (lambda file: PicklerOfTomorrow(file).dump(content), lambda file: file.write(before[:-100])):
@@ -85,3 +88,52 @@ def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, 
         ) as error:
             find_resume_point(folder, model, is_sharded=True)
         assert '\n' not in str(error.value)
+
+
+class Hostile:
+    """Creates the file ``ran`` when it is unpickled."""
+
+    def __reduce__(self):
+        return Path('ran').touch, ()
+
+
+def plant(state: Path) -> None:
+    """Add a hostile object to a whole checkpoint, or to each file of a sharded one that is read as a pickle."""
+    if state.is_file():
+        content = torch.load(state, weights_only=False)
+        torch.save(content | {'more': Hostile()}, state)
+    else:
+        content = pickle.loads((state / METADATA).read_bytes())
+        content.planner_data['more'] = Hostile()
+        (state / METADATA).write_bytes(pickle.dumps(content))
+
+
+def plant_in_shard(state: Path) -> None:
+    """Replace a value of a sharded checkpoint, which torch keeps as a pickle among the tensors."""
+    content = pickle.loads((state / METADATA).read_bytes())
+    index = next(index for index in content.storage_data if index.fqn.endswith('last_epoch'))
+    torch.save(Hostile(), hostile := io.BytesIO())
+    where = content.storage_data[index]
+    with (state / where.relative_path).open('ab') as file:
+        where.offset, where.length = file.tell(), len(hostile.getvalue())
+        file.write(hostile.getvalue())
+    (state / METADATA).write_bytes(pickle.dumps(content))
+
+
+@pytest.mark.parametrize(
+    'sharding, plant', [('ddp', plant), ('full_shard', plant), ('full_shard', plant_in_shard)], ids=lambda x: str(x)
+)
+def test_a_hostile_checkpoint_is_refused_and_runs_nothing(recipe, start, monkeypatch, sharding, plant):
+    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
+    arguments = ('recipe.yaml', f'training.sharding={sharding}', *SHORT)
+    out, _ = start(*arguments).communicate(timeout=120)
+    record = Path('runs/recipe/record.json')
+    assert json.loads(record.read_text())['status'] == 'finished', out
+    plant(Path('runs/recipe/latest', 'state.pt' if sharding == 'ddp' else 'state'))
+    record.unlink()
+    process = start('recipe.yaml', f'training.sharding={sharding}', *SHORT, 'training.max_samples=64')
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, out
+    assert 'which no checkpoint of a run does; it might run code: name an older checkpoint' in out
+    assert 'Traceback' not in out
+    assert not Path('ran').exists()

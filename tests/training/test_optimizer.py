@@ -1,8 +1,12 @@
 import pytest
 import torch
-from transformers import get_linear_schedule_with_warmup
+from transformers import (
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_linear_schedule_with_warmup,
+)
 
-from maelm_composer.config import ModelConfig, OptimizerConfig, TrainingConfig
+from maelm_composer.config import ModelConfig, OptimizerConfig, Schedule, TrainingConfig
 from maelm_composer.model.maelm import build_model
 from maelm_composer.training.optimizer import build_optimizer, build_schedule
 
@@ -30,14 +34,23 @@ def test_a_step_is_adamw_with_the_decay_scaled_by_the_learning_rate():
 
 
 @pytest.mark.parametrize('warmup, last', [(0, 10), (4, 10), (10, 10)])
-def test_the_schedule_is_that_of_transformers_at_every_step(warmup, last):
+@pytest.mark.parametrize(
+    'kind, build',
+    [
+        ('linear', get_linear_schedule_with_warmup),
+        ('cosine', get_cosine_schedule_with_warmup),
+        ('constant', lambda optimizer, warmup, last: get_constant_schedule_with_warmup(optimizer, warmup)),
+    ],
+)
+def test_the_schedule_is_that_of_transformers_at_every_step(kind, build, warmup, last):
     parameters = [torch.nn.Parameter(torch.ones(1))]
     training = TrainingConfig(global_train_batch_size=32, max_samples=32 * last)
-    config = OptimizerConfig(learning_rate=3e-4, warmup_samples=32 * warmup)
+    config = OptimizerConfig(learning_rate=3e-4, warmup_samples=32 * warmup, schedule=Schedule[kind])
     ours = build_optimizer(parameters, config)
     schedule = build_schedule(ours, config, training)
     theirs = build_optimizer(parameters, config)
-    reference = get_linear_schedule_with_warmup(theirs, warmup, last)
-    for _ in range(last + 2):
-        assert ours.param_groups[0]['lr'] == theirs.param_groups[0]['lr']
+    reference = build(theirs, warmup, last)
+    for step in range(last + 2):
+        if step < last or kind != 'cosine':  # theirs begins another wave at the end
+            assert ours.param_groups[0]['lr'] == pytest.approx(theirs.param_groups[0]['lr'], rel=1e-12, abs=1e-19)
         ours.step(), theirs.step(), schedule.step(), reference.step()

@@ -1,24 +1,34 @@
 """What only real processes show: SIGKILL, the launcher, two ranks."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from maelm_composer.cli import runs as compare_runs
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
+from maelm_composer.records import load_record, parse_pretraining
 from maelm_composer.training.run import pretrain
+from tests.training.conftest import count_rows
 
 EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
 
 
-def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_for, assert_same_run):
+def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_for, assert_same_run, capsys):
+    def show_status() -> str:
+        capsys.readouterr()
+        compare_runs(['killed'])
+        return re.search(r'killed +(\w+)', capsys.readouterr().out)[1]
+
     pretrain(recipe('save_folder=whole'))
     folder = Path('killed')
     rows = 9 + os.getpid() % 6  # another one each time
@@ -32,9 +42,13 @@ def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_
         os.killpg(process.pid, signal.SIGSTOP)
         with pytest.raises(InputError, match='another run is at work in'):
             pretrain(recipe('save_folder=killed'))
+        assert show_status() == 'running'
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        assert show_status() == 'dead'
     pretrain(recipe('save_folder=killed'))
+    assert 'the run was killed before; if because memory ran out, lower' in capsys.readouterr().out
+    assert show_status() == 'finished'
     assert_same_run('whole', 'killed')
 
 
@@ -66,6 +80,23 @@ def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, sta
     assert process.returncode == 2
     assert out.count('error: training.global_train_batch_size 31 is not divisible by 2 ranks') >= 1
     assert 'Traceback' not in out
+
+
+@pytest.mark.parametrize('rank', [0, 1])
+def test_a_killed_rank_ends_the_run_with_one_line(recipe, start, wait_for, rank):
+    recipe()
+    process = start('recipe.yaml', 'training.max_samples=100000', ranks=2)
+    wait_for(lambda: count_rows('runs/recipe') > 2)
+    ranks = psutil.Process(process.pid).children()
+    os.kill(sorted(child.pid for child in ranks)[rank], signal.SIGKILL)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    line = f'rank {rank} was killed, most likely because memory ran out: lower training.device_train_microbatch_size'
+    assert out.count(f'error: {line}') == 1, out
+    assert 'Traceback' not in out
+    record = load_record(Path('runs/recipe/record.json'), parse_pretraining)
+    assert record.status == 'failed'
+    assert record.ending.startswith(line)
 
 
 ISOLATED = ('unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh')

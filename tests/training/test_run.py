@@ -3,7 +3,9 @@
 import dataclasses
 import gc
 import json
+import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -21,7 +23,7 @@ from maelm_composer.data.manifest import load_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.precision import Speeds
 from maelm_composer.recipe import load_config
-from maelm_composer.records import RunningPretraining, format_record, load_record, parse_pretraining
+from maelm_composer.records import UnfinishedPretraining, format_record, load_record, parse_pretraining
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import parse_metrics
 from maelm_composer.training.run import pretrain
@@ -54,7 +56,7 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert f'(unigram entropy {record.unigram_entropy:.2f}' in out
     assert pretrain(config) == record  # complete: nothing is done twice
     assert 'is complete' in capsys.readouterr().out
-    begun = {field.name for field in dataclasses.fields(RunningPretraining)}
+    begun = {field.name for field in dataclasses.fields(UnfinishedPretraining)}
     killed = {name: value for name, value in format_record(record).items() if name in begun} | {'status': 'running'}
     (folder / 'record.json').write_text(json.dumps(killed))
     assert pretrain(config) == record  # killed after its last checkpoint: its record is finished
@@ -84,7 +86,10 @@ def test_of_a_run_that_has_ended_nothing_is_kept(recipe):
     assert count_kept() <= before
 
 
-def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after):
+def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after, capsys):
+    def read_out():
+        return [' '.join(capsys.readouterr().out.split())]
+
     whole, stopped = recipe('run_name=whole'), recipe('run_name=stopped')
     handler = signal.getsignal(signal.SIGTERM)
     pretrain(whole)
@@ -93,6 +98,8 @@ def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_
         with pytest.raises(SystemExit) as stop:
             pretrain(stopped)
         assert stop.value.code == 128 + signal.SIGTERM
+    compare_runs(['runs/stopped'])
+    assert re.search(r'runs/stopped +stopped .*SIGTERM: saved at 2\d\d samples; the same command resumes', *read_out())
     assert signal.getsignal(signal.SIGTERM) is handler
     pretrain(stopped)
     assert_same_run(Path(whole.save_folder), Path(stopped.save_folder))
@@ -117,6 +124,18 @@ def test_a_batch_too_large_for_the_device_is_told(recipe, monkeypatch):
     monkeypatch.setattr(PretrainingModel, 'loss', overflow)
     with pytest.raises(InputError, match=r'16 rows in one forward pass .* lower training.device_train_microbatch_size'):
         pretrain(recipe('training.max_samples=16', 'optimizer.warmup_samples=16'))
+
+
+def test_a_killed_loader_worker_is_told(recipe, wait_for):
+    config = recipe('data.num_workers=1')
+
+    def kill() -> None:
+        wait_for(lambda: Path(config.save_folder, 'metrics.csv').exists() and multiprocessing.active_children())
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    with pytest.raises(InputError, match='a loader worker was killed, most likely because memory ran out: lower'):
+        pretrain(config)
 
 
 @pytest.mark.gpu
@@ -159,6 +178,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(recipe):
     with pytest.raises(InputError, match=r'(loss|gradient norm) is (nan|inf) at batch (\d+), \d+ samples') as stop:
         pretrain(config)
     batch = int(str(stop.value).split('at batch ')[1].split(',')[0])
+    record = load_record(Path(config.save_folder, 'record.json'), parse_pretraining)
+    assert (record.status, record.ending) == ('failed', str(stop.value))
     saved = max(int(p.name.split('-')[1]) for p in Path(config.save_folder).glob('samples-*'))
     assert saved == 16 * (batch - 1)
 
@@ -257,3 +278,19 @@ def test_bf16_that_is_asked_for_and_slow_is_said(recipe, monkeypatch, capsys):
     monkeypatch.setattr(precision, 'measure_speeds', lambda: Speeds(1e11, 5e9, 'CPU'))
     pretrain(recipe('training.precision=bf16', 'training.max_samples=64'))
     assert 'bf16 takes 20.0 times as long as fp32 here: training.precision=fp32, or auto' in capsys.readouterr().out
+
+
+def test_a_finished_run_is_extended_only_on_purpose(recipe, capsys, assert_same_run):
+    pretrain(recipe('training.max_samples=192'))
+    with pytest.raises(InputError, match=r'max_samples = 192, not 384: to extend .*set training.extends=\[192\]; else'):
+        pretrain(recipe())
+    capsys.readouterr()
+    record = pretrain(recipe('training.extends=[192]'))
+    screen = ' '.join(capsys.readouterr().out.split())
+    assert 'over 64 samples, then to 0 at 192, then up to 0.0012 and to 0 at 384' in screen
+    assert (record.samples, record.identity['training.extends']) == (384, [192])
+    pretrain(recipe('training.extends=[192]', 'save_folder=whole', 'training.eval_interval_samples=192'))
+    weights = [load_file(f'{folder}/latest/model.safetensors') for folder in ('runs/recipe', 'whole')]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    with pytest.raises(InputError, match=r'training.extends \[400\]: must hold ascending numbers below'):
+        recipe('training.extends=[400]')

@@ -1,0 +1,75 @@
+"""How a run ends before its end: it is stopped, it fails, or a rank of it is killed."""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from composer.utils import dist
+
+from maelm_composer.device import name_device
+from maelm_composer.errors import InputError
+from maelm_composer.records import UnfinishedPretraining
+from maelm_composer.training.run_folder import RunFolder
+from maelm_composer.training.run_record import end_record, read_record
+from maelm_composer.training.signals import Stopped
+
+LESS_MEMORY = 'lower training.device_train_microbatch_size or data.num_workers'
+
+
+@contextlib.contextmanager
+def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[None]:
+    """Note in the record in ``folder`` how the body ended, unless it ended well. Called by every rank.
+
+    Args:
+        say: prints the line about a stop.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, Stopped) as error:
+        if isinstance(error, KeyboardInterrupt):
+            error = Stopped(signal.SIGINT, 'ended at once')
+        if isinstance(error, Exception) and not isinstance(error, InputError) and dist.get_world_size() > 1:
+            time.sleep(2 + dist.get_local_rank())  # if it is about another rank's death, end_after ends this one
+        line = error.line if isinstance(error, Stopped) else str(error) or type(error).__name__
+        with contextlib.suppress(InputError, OSError):  # as on a full disk, which the error is about
+            end_record(folder, 'stopped' if isinstance(error, Stopped) else 'failed', line)
+        if isinstance(error, Stopped):
+            say(line)
+            raise error from None
+        raise
+
+
+@contextlib.contextmanager
+def explain_memory(microbatch_size: int) -> Iterator[None]:
+    """Turn the errors of a device, or of a machine, whose memory is exhausted into an InputError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: '
+            'lower training.device_train_microbatch_size'
+        ) from error
+    except RuntimeError as error:
+        if re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error)) is None:
+            raise
+        raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
+
+
+def end_after(folder: RunFolder, rank: int) -> None:
+    """End this rank because ``rank``, of this machine, has ended, and say why unless that rank has said so itself."""
+    time.sleep(dist.get_local_rank())  # the first rank that is left speaks for all
+    record = read_record(folder)
+    if not isinstance(record, UnfinishedPretraining) or record.status == 'stopped':
+        return
+    if record.status == 'running':
+        line = f'rank {rank} was killed, most likely because memory ran out: {LESS_MEMORY}'
+        end_record(folder, 'failed', line)
+        print(f'error: {line}', file=sys.stderr, flush=True)
+    elif dist.get_local_rank() > 0:
+        os.kill(os.getpid(), signal.SIGKILL)  # the launcher prints all output of a rank that ends otherwise
+    os._exit(2)

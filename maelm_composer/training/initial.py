@@ -1,0 +1,94 @@
+"""Initial weights of a run that another model gives (``init_from``)."""
+
+import dataclasses
+import json
+from typing import Any
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from maelm_composer.checkpoints.find import find_encoder, read_weights
+from maelm_composer.checkpoints.names import TOKENIZER, TOKENIZER_FILE
+from maelm_composer.checkpoints.pretrained import ENCODER, load_pretrained
+from maelm_composer.config import DecoderConfig, Implementation, ModelConfig, PretrainingConfig
+from maelm_composer.data.storage import join, read_file
+from maelm_composer.errors import InputError
+from maelm_composer.model.maelm import MaskedLanguageModel
+from maelm_composer.records import EncoderIdentity
+
+# Settings that a model may have otherwise than the model that it starts from.
+_FREE = {'hidden_dropout_prob', 'attention_probs_dropout_prob', 'initializer_range', 'head_bias_init', 'decoder'}
+_FREE |= {'relative_position_init'}
+_RELATIVE = {'relative_position_max_distance', 'relative_position_function'}  # used only if there are buckets
+
+
+def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) -> tuple[EncoderIdentity, str]:
+    """Replace weights of ``model`` by those of ``config.init_from``.
+
+    The encoder is always replaced; the decoder if its settings are equal but for dropout; the head if its shapes are.
+
+    Returns:
+        The identity of ``init_from``, and a line about the parts that were taken and those that keep their values.
+
+    Raises:
+        InputError: ``init_from`` cannot be read, or has another encoder or tokenizer than the recipe and its shards.
+    """
+    assert config.init_from is not None
+    source = load_pretrained(config.init_from, Implementation.ours)
+    assert source.config is not None
+    if (name := _find_difference(config.model, source.config)) is not None:
+        here, there = (_show(getattr(stack, name)) for stack in (config.model, source.config))
+        raise InputError(f'model.{name} is {here}, but init_from {config.init_from} has {there}')
+    _assert_same_tokenizer(config, source.tokenizer.backend_tokenizer)
+    weights = {f'{ENCODER}{name}': value for name, value in source.encoder.state_dict().items()}
+    found = find_encoder(config.init_from)
+    if found is not None and found.run is not None:  # the head of a fine-tuned model is that of its task
+        weights = read_weights(found, '')[0]
+    ours, theirs = config.model.decoder, source.config.decoder
+    is_same_decoder = ours is not None and theirs is not None and _find_difference(ours, theirs) is None
+    taken: dict[str, dict[str, Tensor]] = {}
+    fresh = []
+    for part, module in model.named_children():
+        own = {name: value for name, value in weights.items() if name.startswith(f'{part}.')}
+        expected = {f'{part}.{name}': value for name, value in module.state_dict().items()}
+        if _shapes(own) == _shapes(expected) and (part != 'decoder' or is_same_decoder):
+            taken[part] = own
+        else:
+            fresh.append(part)
+    model.load_state_dict({name: value for own in taken.values() for name, value in own.items()}, strict=False)
+    return source.identity, ', '.join(taken) + (f'; fresh: {", ".join(fresh)}' if fresh else '')
+
+
+def describe_start(identity: EncoderIdentity) -> str:
+    """``identity`` for the start screen: address, rows trained on, hash of the weights."""
+    samples = '' if identity.samples is None else f'{identity.samples:,} samples, '
+    return f'{identity.uri}, {samples}hash {identity.hash[:12]}'
+
+
+def _find_difference(ours: ModelConfig | DecoderConfig, theirs: Any) -> str | None:
+    """The first setting, if any, in which two stacks differ such that one cannot use the other's weights."""
+    free = _FREE | (set() if ours.relative_position_buckets else _RELATIVE)
+    names = (field.name for field in dataclasses.fields(ours) if field.name not in free)
+    return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), None)
+
+
+def _show(value: Any) -> Any:
+    return getattr(value, 'name', value)
+
+
+def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in weights.items()}
+
+
+def _assert_same_tokenizer(config: PretrainingConfig, theirs: Tokenizer) -> None:
+    uri = join(config.data.remote, TOKENIZER, TOKENIZER_FILE)
+    content = read_file(uri)
+    if content is None:
+        raise InputError(f'{uri} is missing, so it cannot be compared with the tokenizer of {config.init_from}')
+    states = [json.loads(tokenizer.to_str()) for tokenizer in (Tokenizer.from_buffer(content), theirs)]
+    for part in ('model', 'normalizer', 'pre_tokenizer'):  # vocabulary, case, words
+        if states[0][part] != states[1][part]:
+            raise InputError(
+                f'init_from {config.init_from} was trained with another tokenizer than the shards in '
+                f"{config.data.remote} (its {part.replace('_', '-')} differs): make shards with that model's tokenizer"
+            )

@@ -1,0 +1,106 @@
+"""Runs that start from the weights of another model (``init_from``)."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from maelm_composer.checkpoints.export import export
+from maelm_composer.errors import InputError
+from maelm_composer.training.run import pretrain
+from tests.tiny import write_tokenizer
+from tests.training.conftest import N, V
+
+STILL = ('training.max_samples=16', 'optimizer.warmup_samples=16')  # one step, whose learning rate is 0
+PLAIN = ('model.decoder=null', 'masking.encoder_mask_fraction=1')
+
+
+def write_words(folder: Path, first: int) -> None:
+    words = [f'{number:04x}' for number in range(first, first + 2000)]
+    write_tokenizer(folder, [' '.join(words * 2)], V, N)
+
+
+@pytest.fixture
+def begin(recipe, shards, tmp_path):
+    """``begin('second', 'init_from=first', ...)``: the recipe of a run in that folder; ``first`` is a finished run."""
+    for name, number in (('shards', 0), ('others', 30_000)):
+        shutil.copytree(shards, name)
+        write_words(Path(name, 'tokenizer'), number)
+
+    def build(folder: str, *changes: str):
+        return recipe(f'save_folder={folder}', 'data.remote=shards', *changes)
+
+    pretrain(build('first', 'training.max_samples=64'))
+    return build
+
+
+def read_weights(folder: str) -> dict[str, torch.Tensor]:
+    return load_file(f'{folder}/latest/model.safetensors')
+
+
+@pytest.mark.parametrize(
+    'source, changes, line',
+    [
+        ('first', (), 'encoder, decoder, head'),
+        ('first', ('model.decoder.intermediate_size=96',), 'encoder, head; fresh: decoder'),
+        ('first', PLAIN, 'encoder, head'),
+        ('exported', (), 'encoder; fresh: decoder, head'),
+    ],
+)
+def test_the_parts_that_fit_are_taken(begin, capsys, source, changes, line):
+    if source == 'exported':
+        export('first', 'exported')
+    capsys.readouterr()
+    record = pretrain(begin('second', f'init_from={source}', *STILL, *changes))
+    assert line in ' '.join(capsys.readouterr().out.split()).replace(record.init_from.uri, '')
+    first, second = read_weights('first'), read_weights('second')
+    taken = line.split(';')[0].split(', ')
+    same = {name.split('.')[0] for name, value in second.items() if torch.equal(value, first.get(name, torch.empty(0)))}
+    assert {part for part in ('encoder', 'decoder', 'head') if part in taken} <= same
+    assert all(torch.equal(first[name], value) for name, value in second.items() if name.split('.')[0] in taken)
+    changed = {name.split('.')[0] for name in second if not torch.equal(second[name], first.get(name, torch.empty(0)))}
+    assert changed == {'encoder', 'decoder', 'head'} & {name.split('.')[0] for name in second} - {*taken}
+    assert record.identity['init_from'] == source
+    if source == 'first':
+        digest = hashlib.sha256(Path('first/latest/model.safetensors').read_bytes()).hexdigest()
+        assert (record.init_from.samples, record.init_from.hash) == (64, digest)
+
+
+def test_such_a_run_resumes_as_if_never_stopped_even_without_its_start(begin, assert_same_run, signal_after):
+    pretrain(begin('whole', 'init_from=first'))
+    signal_after('stopped', 7)
+    with pytest.raises(SystemExit):
+        pretrain(begin('stopped', 'init_from=first'))
+    shutil.rmtree('first')
+    record = pretrain(begin('stopped', 'init_from=first'))
+    assert record.init_from.samples == 64
+    assert_same_run('whole', 'stopped')
+
+
+def test_a_start_that_changed_before_the_first_checkpoint_is_refused(begin):
+    config = begin('second', 'init_from=first', *STILL)
+    pretrain(config)
+    Path('second/latest').unlink()  # as a run that was killed before it
+    weights = read_weights('first')
+    save_file(weights | {'head.bias': weights['head.bias'] + 1}, 'first/latest/model.safetensors')
+    with pytest.raises(InputError, match=r'began from first/samples-\d+, 64 samples, hash \w+; init_from is now'):
+        pretrain(config)
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        (('model.hidden_size=64',), 'model.hidden_size is 64, but init_from first has 32'),
+        (('model.num_attention_heads=4',), 'model.num_attention_heads is 4, but init_from first has 2'),
+        (('model.relative_position_function=authors',), 'function is authors, but init_from first has t5'),
+        (('data.remote=others',), r'first was trained with another tokenizer .* in others \(its model differs\)'),
+        (('init_from=no/such/folder',), 'no/such/folder: there is no such checkpoint'),
+    ],
+)
+def test_a_start_that_does_not_fit_is_one_line(begin, changes, message):
+    with pytest.raises(InputError, match=message):
+        pretrain(begin('second', 'init_from=first', *STILL, *changes))
+    assert not Path('second/record.json').exists()
