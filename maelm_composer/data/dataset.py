@@ -64,11 +64,11 @@ class VerifiedStream(Stream):
 
 
 def _assert_harmless(index: bytes, where: str) -> None:
-    """Raise InputError unless all shards hold arrays, since Streaming would unpickle others, and lie in one folder."""
+    """Raise InputError unless all shards hold arrays, since Streaming would unpickle others, and lie in its folder."""
     for shard in json.loads(index)['shards']:
         names = [shard[kind]['basename'] for kind in ('raw_data', 'zip_data') if shard.get(kind)]
         kinds = {encoding.split(':')[0] for encoding in shard.get('column_encodings', ['none'])}
-        if kinds != {'ndarray'} or any(name != os.path.basename(name) for name in names):
+        if kinds != {'ndarray'} or any({'..', ''} & {*name.split('/')} for name in names):
             raise InputError(f'{where}: {names} of {", ".join(sorted(kinds))} are no shards of `maelm shards`')
 
 
