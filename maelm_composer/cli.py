@@ -162,7 +162,7 @@ def runs(
                 f'{record.tokens_per_second:,.0f}',
                 f'{record.training_seconds:,.0f} s',
             ]
-        status = record.status
+        status: str = record.status
         if isinstance(record, UnfinishedPretraining):
             ending = record.ending
             if status == 'running' and not is_s3(folder) and not is_locked(Path(folder)):

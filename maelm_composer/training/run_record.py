@@ -65,7 +65,7 @@ def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: d
     for key in sorted(wanted.keys() | found.keys()):
         there, here = found.get(key), wanted.get(key)
         if there != here:
-            longer = key == MAX_SAMPLES and there < here
+            longer = key == MAX_SAMPLES and bool(there and here and there < here)
             hint = f'to extend it once it is finished, set {EXTENDS}={[*found[EXTENDS], there]}; else ' * longer
             raise InputError(
                 f'{folder.uri} holds a run with {key} = {there}, not {here}: '

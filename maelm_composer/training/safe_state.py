@@ -79,7 +79,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _refuse(state: Path, error: Exception) -> InputError:
+def _refuse(state: Path, error: BaseException) -> InputError:
     found = re.search(r'GLOBAL (\S+)', str(error))
     if found is None:
         reason = describe_cause(error) or type(error).__name__
