@@ -120,9 +120,7 @@ def plant_in_shard(state: Path) -> None:
     (state / METADATA).write_bytes(pickle.dumps(content))
 
 
-@pytest.mark.parametrize(
-    'sharding, plant', [('ddp', plant), ('full_shard', plant), ('full_shard', plant_in_shard)], ids=lambda x: str(x)
-)
+@pytest.mark.parametrize('sharding, plant', [('ddp', plant), ('full_shard', plant), ('full_shard', plant_in_shard)])
 def test_a_hostile_checkpoint_is_refused_and_runs_nothing(recipe, start, monkeypatch, sharding, plant):
     monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
     arguments = ('recipe.yaml', f'training.sharding={sharding}', *SHORT)
