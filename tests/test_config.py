@@ -121,7 +121,7 @@ def test_an_unknown_key_in_a_list_of_sources_is_named(write):
         ('masking.masks_special_tokens=maybe', "masking.masks_special_tokens: Value 'maybe'"),
         ('model.decoder.attention=full', "model.decoder.attention: Invalid value 'full', expected one of"),
         ('training.loggers=tensorboard', 'training.loggers: must be a list, as in training.loggers=[...]'),
-        ('nonsense=1', 'unknown key nonsense; there are run_name, save_folder, seed, data'),
+        ('nonsense=1', 'unknown key nonsense; there are run_name, save_folder, init_from, seed, data'),
         ('training.loggers=[foo]', "Invalid value 'foo', expected one of [tensorboard, wandb, mlflow]"),
         ('training.loggers=wandb', 'training.loggers: '),
         ('model.hidden_size=null', "model.hidden_size: Incompatible value 'None'"),

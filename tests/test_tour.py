@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 TOUR = Path(__file__).resolve().parents[1] / 'docs/tour.ipynb'
@@ -18,6 +19,7 @@ def execute(folder: Path) -> tuple[str, int]:
     return ''.join(output.get('text', '') for output in outputs), pictures
 
 
+@pytest.mark.slow
 def test_the_tour_trains_a_run_and_another_execution_loads_it(tmp_path, monkeypatch):
     monkeypatch.delenv('MAELM_RUN', raising=False)
     monkeypatch.setenv('MAELM_CACHE', str(tmp_path / 'cache'))

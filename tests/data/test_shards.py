@@ -168,7 +168,7 @@ def test_no_tokenizer_and_no_validation_text_are_said(recipe, ray_here):
         build_shards(recipe)
     build_tokenizer(recipe)
     recipe.validation_fraction = 1e-9
-    with pytest.raises(InputError, match='no validation rows'):
+    with pytest.raises(InputError, match='too little text for one validation row'):
         build_shards(recipe)
 
 
