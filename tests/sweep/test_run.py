@@ -273,7 +273,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(recipe, capsys):
     'override, message',
     [
         ('checkpoint=./nowhere', 'nowhere: there is no such checkpoint'),
-        ('data.folder=.', 'glue/rte is not there'),
+        ('data.folder=.', 'glue is not there'),
         ('sweep.tasks=[rte,squad2]', 'sweep.search has no squad2'),
         ('sweep.cpus_per_run=3', 'sweep.cpus_per_run 3 and sweep.gpus_per_run 0.25: Ray has 2 cores and 0 GPUs'),
     ],
