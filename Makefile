@@ -38,7 +38,7 @@ demo: $(VENV)/.ready  ## every table and figure at demo scale, from documents to
 	maelm report --scale demo
 
 test: $(VENV)/.ready  ## the fast suite, two tests at a time; with MAELM_DATA naming a folder of real data, that too
-	python -m pytest -q -n 2 --dist loadfile
+	python -m pytest -q -n 2 --dist worksteal
 
 test-slow: $(VENV)/.ready
 	python -m pytest -q -m slow

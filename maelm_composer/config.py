@@ -258,6 +258,7 @@ class FinetuningConfig:
     seed: int = number(1, at_least=0)  # of the head's initial weights, the order of the examples and dropout
     learning_rate: float = 3e-5  # its peak, after the warm-up
     batch_size: int = 32  # rows of a step
+    device_train_microbatch_size: int | None = None  # rows per forward pass; null: all rows of a step
     max_epochs: int = 3  # epochs
     warmup_proportion: float = number(0.06, at_least=0, below=1)  # share of the steps; linear decay to 0 follows
     adam_beta1: float = number(0.9, above=0, below=1)  # decay of the first moment

@@ -6,6 +6,7 @@ it was loaded.
 
 import dataclasses
 import difflib
+import enum
 import hashlib
 import itertools
 import json
@@ -84,9 +85,21 @@ def to_yaml(config: CorpusConfig | PretrainingConfig | FinetuningConfig) -> str:
 
 def to_plain(config: Any) -> dict[str, Any]:
     """The config as nested dicts and lists that JSON can hold; an Enum becomes its member name."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return {field.name: _to_plain(getattr(config, field.name), field.type) for field in dataclasses.fields(config)}
+
+
+def _to_plain(value: Any, annotation: Any) -> Any:
+    """``value`` of a field so annotated; a whole number given for a float becomes one, so that hashes are equal."""
+    if dataclasses.is_dataclass(value):
+        return to_plain(value)
+    if isinstance(value, enum.Enum):
+        return value.name
+    inner = get_args(annotation)
+    if isinstance(value, list):
+        return [_to_plain(item, inner[0]) for item in value]
+    if isinstance(value, dict):
+        return {key: _to_plain(item, inner[1]) for key, item in value.items()}
+    return float(value) if float in (annotation, *inner) and value is not None else value
 
 
 def hash_json(value: Any) -> str:

@@ -1,12 +1,23 @@
 """Recipes: layering, one line for whatever is wrong with them, and a hash that is of the values alone."""
 
 import dataclasses
+import json
 import re
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
-from maelm_composer.config import CorpusConfig, DecoderAttention, DecoderConfig, Logger, PretrainingConfig, SourceKind
+from maelm_composer.config import (
+    CorpusConfig,
+    DecoderAttention,
+    DecoderConfig,
+    FinetuningConfig,
+    Logger,
+    PretrainingConfig,
+    SourceKind,
+    SuiteConfig,
+)
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import hash_config, load_config, to_plain, to_yaml
 
@@ -231,6 +242,24 @@ def test_a_value_at_its_limit_is_taken(overrides, load):
     for part in key.split('.'):
         config = config[part]
     assert config == yaml.safe_load(value)
+
+
+def test_plain_values_are_those_of_omegaconf(load, write):
+    """Hashes of published records are of these values."""
+    sources = [{'kind': 'files', 'paths': ['a']}, {'max_documents': 3}]
+    mine = {'label_range': [0, 5], 'kind': 'regression', 'files': {'train': 'a', 'dev': 'b'}}
+    search = {'glue_small': {'learning_rate': [1, 1e-3], 'batch_size': [8]}}
+    tuning = {'tasks': {'mine': mine}, 'sweep': {'search': search}, 'data': {'max_train_examples_of': {'rte': 3}}}
+    configs = [
+        load('training.loggers=[wandb]', 'training.extends=[20480000]', 'optimizer.clip_norm=2'),
+        load_config(CorpusConfig, [write('corpus', {'remote': 'r', 'sources': sources})]),
+        load_config(FinetuningConfig, [write('tuning', {'checkpoint': 'c'} | tuning)]),
+        FinetuningConfig(checkpoint='c', learning_rate=1, weight_decay=0),
+        load_config(SuiteConfig, ['yamls/suite/ladder.yaml']),
+    ]
+    for config in configs:
+        wanted = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+        assert json.dumps(to_plain(config)) == json.dumps(wanted)
 
 
 @pytest.mark.parametrize(

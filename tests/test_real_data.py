@@ -13,17 +13,17 @@ FOLDER = os.environ.get('MAELM_DATA')
 pytestmark = pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder of real text')
 
 
-@pytest.mark.parametrize('max_seq_len', [128, 512])
+@pytest.mark.parametrize('max_seq_len', [128, pytest.param(512, marks=pytest.mark.slow)])
 def test_real_text_fills_the_rows(tmp_path: Path, max_seq_len: int) -> None:
     assert FOLDER is not None
-    source = SourceConfig(kind=SourceKind.files, paths=[f'{FOLDER}/corpus/*.parquet'], max_documents=3000)
+    source = SourceConfig(kind=SourceKind.files, paths=[f'{FOLDER}/corpus/*.parquet'], max_documents=400)
     config = CorpusConfig(
         remote=str(tmp_path / 'shards'),
         max_seq_len=max_seq_len,
         validation_fraction=0.05,
-        documents_per_task=1500,
+        documents_per_task=200,
         sources=[source],
-        tokenizer=TokenizerConfig(vocab_size=8192, max_training_bytes=4_000_000),
+        tokenizer=TokenizerConfig(vocab_size=8192, max_training_bytes=2_000_000),
     )
     build_tokenizer(config)
     manifest, _ = build_shards(config, num_workers=2)

@@ -127,7 +127,7 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     'recipe',
     [
         ('yamls/demo.yaml', 'data.remote=nowhere'),
-        ('yamls/finetune/demo.yaml', 'task=demo_span', 'checkpoint=nowhere/at/all'),
+        pytest.param(('yamls/finetune/demo.yaml', 'task=demo_span', 'checkpoint=nowhere'), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_on_another_torch_begins_with_one_line(another_torch, recipe):

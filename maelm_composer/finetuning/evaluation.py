@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from maelm_composer.config import FinetuningConfig, SpanConfig
-from maelm_composer.finetuning.fit import predict
+from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE, predict
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, Task
 from maelm_composer.tasks.examples import encode_texts, stack_windows
@@ -36,6 +36,7 @@ class Evaluator:
         """Tokenise the dev sets; ``max_seq_len`` and ``span`` must not exceed the encoder's limits."""
         self.task, self.examples, self.span = task, examples, span
         self.precision, self.pad_id = config.precision, tokenizer.pad_token_id
+        self.batch_size = min(EVAL_BATCH_SIZE, config.device_train_microbatch_size or EVAL_BATCH_SIZE)
         self.windows: list[list[Window]] = []  # span task: the windows of each example
         if task.kind == SPAN:
             (split,) = task.eval_splits
@@ -52,7 +53,10 @@ class Evaluator:
         return score_constant(self.task, np.array(labels))
 
     def evaluate(self, model: FinetuningModel) -> Result:
-        scores = {split: predict(model, inputs, self.precision, self.pad_id) for split, inputs in self.inputs.items()}
+        scores = {
+            split: predict(model, inputs, self.precision, self.pad_id, self.batch_size)
+            for split, inputs in self.inputs.items()
+        }
         if self.task.kind == SPAN:
             return self._evaluate_span(scores[self.task.eval_splits[0]])
         is_classification = self.task.kind == CLASSIFICATION

@@ -71,18 +71,23 @@ def fit(
         observe(0)
     seconds, start = 0.0, time.perf_counter()
     model.train()
+    microbatch_size = config.device_train_microbatch_size or config.batch_size
     for step, rows in enumerate(track(batches, steps, 'training', 'steps'), start=1):
-        batch = collate(inputs, rows, pad_id).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision is Precision.bf16):
-            scores = model(batch)
-        loss = model.compute_loss(scores, batch.targets)
-        loss.backward()
+        loss = torch.zeros((), device=device)
+        for first in range(0, len(rows), microbatch_size):
+            part = rows[first : first + microbatch_size]
+            batch = collate(inputs, part, pad_id).to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision is Precision.bf16):
+                scores = model(batch)
+            share = model.compute_loss(scores, batch.targets) * (len(part) / len(rows))
+            share.backward()
+            loss += share.detach()
         if config.clip_norm:
             clip_grad_norm_(model.parameters(), config.clip_norm)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        unread.append(loss.detach())
+        unread.append(loss)
         ends_epoch = observe is not None and step % steps_per_epoch == 0
         is_pause = step in evaluation_steps or ends_epoch
         # Reading the losses waits for the device, so that the clock, too, stops at the right time.
@@ -110,7 +115,9 @@ def plan_evaluations(protocol: EvaluationProtocol, steps_per_epoch: int, epochs:
 
 
 @torch.inference_mode()
-def predict(model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id: int) -> list[np.ndarray]:
+def predict(
+    model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id: int, batch_size: int = EVAL_BATCH_SIZE
+) -> list[np.ndarray]:
     """The model's output for each row, in the order of the rows, fp32.
 
     (classes,) for classification, () for regression, (S, 2) for a span task, with S at least the row's length.
@@ -118,8 +125,8 @@ def predict(model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id
     device = next(model.parameters()).device
     model.eval()
     scores: list[np.ndarray] = [np.empty(0)] * len(inputs)
-    num_batches = math.ceil(len(inputs) / EVAL_BATCH_SIZE)
-    for rows in track(sort_for_evaluation(inputs.lengths, EVAL_BATCH_SIZE), num_batches, 'evaluation', 'batches'):
+    num_batches = math.ceil(len(inputs) / batch_size)
+    for rows in track(sort_for_evaluation(inputs.lengths, batch_size), num_batches, 'evaluation', 'batches'):
         batch = collate(inputs, rows, pad_id).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
             outputs = model(batch)

@@ -71,6 +71,8 @@ def describe_protocol(config: FinetuningConfig) -> dict[str, Any]:
     protocol |= {'source': source.name, 'max_train_examples': config.data.limit(task.name)}
     if config.data.max_dev_examples is not None:
         protocol['max_dev_examples'] = config.data.max_dev_examples
+    if config.device_train_microbatch_size is not None:  # dropout draws for each microbatch
+        protocol['device_train_microbatch_size'] = config.device_train_microbatch_size
     if task.is_own:
         declaration = plain['tasks'][task.name].items()
         protocol['declaration'] = {key: value for key, value in declaration if value and key not in UNDECIDING}

@@ -34,6 +34,7 @@ from maelm_composer.tasks.catalogue import SPAN, Task, find_task
 from maelm_composer.tasks.examples import encode_texts, fit_span, stack_windows
 from maelm_composer.tasks.sources import load_task_data
 from maelm_composer.tasks.squad import build_windows
+from maelm_composer.training.ending import explain_memory
 
 
 def assert_savable(config: FinetuningConfig, pretrained: Pretrained) -> None:
@@ -95,7 +96,8 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
 
     watch = observe if config.measures_rank else None
-    report = fit(model, inputs, config, tokenizer.pad_token_id, best.evaluate, watch)
+    with explain_memory(config.device_train_microbatch_size or config.batch_size, 'device_train_microbatch_size'):
+        report = fit(model, inputs, config, tokenizer.pad_token_id, best.evaluate, watch)
 
     assert best.result is not None
     if config.saves_model:

@@ -33,8 +33,6 @@ def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[Non
     except (Exception, KeyboardInterrupt, Stopped) as error:
         if isinstance(error, KeyboardInterrupt):
             error = Stopped(signal.SIGINT, 'ended at once')
-        if isinstance(error, Exception) and not isinstance(error, InputError) and dist.get_world_size() > 1:
-            time.sleep(2 + dist.get_local_rank())  # if it is about another rank's death, end_after ends this one
         line = error.line if isinstance(error, Stopped) else str(error) or type(error).__name__
         with contextlib.suppress(InputError, OSError):  # as on a full disk, which the error is about
             end_record(folder, 'stopped' if isinstance(error, Stopped) else 'failed', line)
@@ -45,14 +43,14 @@ def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def explain_memory(microbatch_size: int) -> Iterator[None]:
-    """Turn the errors of a device, or of a machine, whose memory is exhausted into an InputError."""
+def explain_memory(microbatch_size: int, key: str = 'training.device_train_microbatch_size') -> Iterator[None]:
+    """Turn the errors of a device, or of a machine, whose memory is exhausted into an InputError that names ``key``."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise InputError(
             f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: '
-            'lower training.device_train_microbatch_size'
+            f'lower {key}'
         ) from error
     except RuntimeError as error:
         if re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error)) is None:

@@ -55,31 +55,47 @@ def raise_on_all_ranks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def watch_ranks(act: Callable[[int], None]) -> Iterator[None]:
-    """Call ``act(rank)`` in a thread if another rank of this machine ends within the body. Called by every rank; Linux.
+    """Call ``act(rank)`` if another rank of this machine ends within the body. Called by every rank; Linux.
 
-    A collective does not tell why it fails when a rank has died, and NCCL's waits for that rank.
+    A collective does not tell why it fails when a rank has died, and NCCL's waits for that rank: so a thread calls
+    ``act`` while the body waits, and the body's own thread calls it when the body fails.
     """
     pids = dist.all_gather_object((dist.get_node_rank(), os.getpid()))
-    here, poll = dist.get_node_rank(), select.poll()
+    here = dist.get_node_rank()
     ranks: dict[int, int] = {}  # by file descriptor
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or a container that forbids the call
         for rank, (node, pid) in enumerate(pids):
             if node == here and rank != dist.get_global_rank():
-                ranks[file := os.pidfd_open(pid)] = rank
-                poll.register(file, select.POLLIN)
-    is_over = threading.Event()
+                ranks[os.pidfd_open(pid)] = rank
+    is_over, once = threading.Event(), threading.Lock()
 
-    def wait() -> None:
-        while not is_over.is_set():
-            for file, _ in poll.poll(200):
-                act(ranks[file])
-                return
+    def wait(milliseconds: int) -> bool:
+        poll = select.poll()  # one for each thread
+        for file in ranks:
+            poll.register(file, select.POLLIN)
+        ended = poll.poll(milliseconds)
+        if ended:
+            with once:
+                act(ranks[ended[0][0]])
+        return bool(ended)
 
-    thread = threading.Thread(target=wait, daemon=True)
+    def keep_waiting() -> None:
+        while not (is_over.is_set() or wait(200)):
+            pass
+
+    thread = threading.Thread(target=keep_waiting, daemon=True)
     if ranks:
         thread.start()
-    yield  # after an error the thread goes on, until the process ends
-    is_over.set()
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception:
+        if ranks:
+            wait(2000)  # the other rank's sockets close before the rank has ended
+        raise
+    finally:
+        is_over.set()
     if ranks:
         thread.join()
     dist.barrier()  # no rank ends while another one still watches

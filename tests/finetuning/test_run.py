@@ -37,6 +37,7 @@ from maelm_composer.tasks.sources import load_task_data
 from tests.records import make_finetuning
 
 ROOT = Path(__file__).parents[2]
+MICROBATCHES = {'device_train_microbatch_size': 5}  # of batches of 16
 OFFICIAL = [name for name, task in TASKS.items() if not task.is_demo]
 
 
@@ -156,6 +157,21 @@ def test_a_limited_development_set_is_another_protocol(configure):
     lines = [Path(config.save_folder, f'{r.key}.predictions.jsonl').read_text().splitlines() for r in (limited, whole)]
     assert len(lines[0]) == 20
     assert set(lines[0]) < set(lines[1])
+
+
+def test_a_step_in_microbatches_is_the_same_step(configure):
+    """Windows of one length only would hide a wrong weight of the smaller last microbatch."""
+    for task in ('squad2', 'stsb'):
+        whole, split = (finetune(configure(task, max_epochs=1, **more)) for more in ({}, MICROBATCHES))
+        assert split.protocol == whole.protocol | MICROBATCHES
+        assert split.key != whole.key
+        assert split.train_loss == pytest.approx(whole.train_loss, rel=1e-4)
+        scores = [
+            [json.loads(line) for line in Path(configure(task).save_folder, f'{r.key}.predictions.jsonl').open()]
+            for r in (whole, split)
+        ]
+        numbers = [[row.get('null_score_difference', row['prediction']) for row in rows] for rows in scores]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-2, abs=1e-3)
 
 
 def test_half_epochs_keep_the_best_evaluation(configure):

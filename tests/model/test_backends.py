@@ -15,6 +15,7 @@ from maelm_composer.model.maelm import build_model
 
 AUTO, DENSE, SDPA, FLEX = AttentionBackend
 DECODER_WITH_BIAS = {'relative_position_buckets': 16}
+COMPILERS = ('aot_eager', 'inductor')
 on_every_way_to_attend = pytest.mark.parametrize('backend, compiled', [(SDPA, False), (FLEX, False), (DENSE, True)])
 
 
@@ -151,7 +152,7 @@ def test_compiled_step_is_one_graph_and_never_recompiles(config, make_batch, has
             model(Batch(*(tensor[:2] for tensor in batches[0])))
 
 
-@pytest.mark.parametrize('compiler', [None, 'aot_eager', pytest.param('inductor', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('compiler', [None, *(pytest.param(c, marks=pytest.mark.slow) for c in COMPILERS)])
 @pytest.mark.parametrize('decoder', [None, {}, {'attention': DecoderAttention.causal_cross}])
 def test_layers_computed_again_have_the_same_gradients_and_keep_less(config, make_batch, gradients, compiler, decoder):
     """With dropout, whose masks are drawn again; the compiler's own random numbers, too."""

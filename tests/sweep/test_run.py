@@ -124,7 +124,7 @@ def outcomes(folder: str | Path) -> dict[str, tuple]:
 def test_a_sweep_settles_auto_once_for_its_folder(recipe):
     Path('settled').mkdir()
     Path('settled/precision.txt').write_text('bf16 (auto: chosen on another machine)\n')
-    few = ('sweep.tasks=[rte]', 'sweep.seeds=[1]', f'{LEARNING_RATES}=[3e-3]', 'save_folder=settled')
+    few = ('sweep.tasks=[rte]', 'sweep.seeds=[1]', 'sweep.search.glue_small={}', 'save_folder=settled')
     sweep(recipe('precision=auto', *few))
     assert {record['protocol']['precision'] for record in load_records('settled')} == {'bf16'}
     sweep(recipe('precision=auto', *few, 'save_folder=unsettled'))

@@ -4,6 +4,7 @@ import copyreg
 import io
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,18 +121,35 @@ def plant_in_shard(state: Path) -> None:
     (state / METADATA).write_bytes(pickle.dumps(content))
 
 
-@pytest.mark.parametrize('sharding, plant', [('ddp', plant), ('full_shard', plant), ('full_shard', plant_in_shard)])
-def test_a_hostile_checkpoint_is_refused_and_runs_nothing(recipe, start, monkeypatch, sharding, plant):
+REFUSED = 'which no checkpoint of a run does; it might run code: name an older checkpoint'
+
+
+def test_a_hostile_checkpoint_is_refused_and_runs_nothing(recipe, monkeypatch):
     monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
-    arguments = ('recipe.yaml', f'training.sharding={sharding}', *SHORT)
-    out, _ = start(*arguments).communicate(timeout=120)
+    pretrain(recipe(*SHORT))
+    plant(Path('runs/recipe/latest/state.pt'))
+    Path('runs/recipe/record.json').unlink()
+    with pytest.raises(InputError, match=REFUSED):
+        pretrain(recipe(*SHORT, 'training.max_samples=64'))
+    assert not Path('ran').exists()
+
+
+@pytest.mark.slow
+def test_a_hostile_sharded_checkpoint_is_refused_and_runs_nothing(recipe, start, monkeypatch):
+    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
+    arguments = ('recipe.yaml', 'training.sharding=full_shard', *SHORT)
+    out, _ = start(*arguments).communicate(timeout=240)
     record = Path('runs/recipe/record.json')
     assert json.loads(record.read_text())['status'] == 'finished', out
-    plant(Path('runs/recipe/latest', 'state.pt' if sharding == 'ddp' else 'state'))
     record.unlink()
-    process = start('recipe.yaml', f'training.sharding={sharding}', *SHORT, 'training.max_samples=64')
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 2, out
-    assert 'which no checkpoint of a run does; it might run code: name an older checkpoint' in out
-    assert 'Traceback' not in out
+    shutil.copytree('runs', 'other/runs', symlinks=True)
+    processes = []
+    for folder, harm in (('.', plant), ('other', plant_in_shard)):
+        harm(Path(folder, 'runs/recipe/latest/state'))
+        processes.append(start(*arguments, f'save_folder={folder}/runs/recipe', 'training.max_samples=64'))
+    for process in processes:
+        out, _ = process.communicate(timeout=240)
+        assert process.returncode == 2, out
+        assert REFUSED in out
+        assert 'Traceback' not in out
     assert not Path('ran').exists()

@@ -52,7 +52,8 @@ def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_
     assert_same_run('whole', 'killed')
 
 
-@pytest.mark.parametrize('sharding', [pytest.param('ddp', marks=pytest.mark.slow), 'full_shard'])
+@pytest.mark.slow
+@pytest.mark.parametrize('sharding', ['ddp', 'full_shard'])
 def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
     pretrain(recipe('save_folder=one', *EXACT))
     arguments = ('recipe.yaml', 'save_folder=two', f'training.sharding={sharding}', *EXACT)
@@ -74,6 +75,7 @@ def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, start):
     process = start('recipe.yaml', 'training.global_train_batch_size=31', ranks=2)
     out, _ = process.communicate(timeout=300)
@@ -82,7 +84,7 @@ def test_bad_input_is_one_line_and_exit_code_2_under_the_launcher(workspace, sta
     assert 'Traceback' not in out
 
 
-@pytest.mark.slow  # on a loaded machine the launcher may end the other ranks before they say the line
+@pytest.mark.slow
 @pytest.mark.parametrize('rank', [0, 1])
 def test_a_killed_rank_ends_the_run_with_one_line(recipe, start, wait_for, rank):
     recipe()
