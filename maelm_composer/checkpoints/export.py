@@ -16,7 +16,7 @@ from maelm_composer.checkpoints.card import name_auto_class, write_card
 from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, list_checkpoints, read_weights
 from maelm_composer.checkpoints.huggingface import export_encoder
 from maelm_composer.checkpoints.names import FINETUNED, WEIGHTS
-from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, set_to_masked_text
+from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pretrained, set_to_masked_text
 from maelm_composer.data.tokenizer import write_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask
@@ -85,7 +85,8 @@ def _write_folder(found: EncoderFolder, folder: Path) -> None:
     else:
         tokenizer.split_special_tokens = False  # Hugging Face's convention: "[MASK]" in a text is the mask token
         tokenizer.backend_tokenizer.encode_special_tokens = False
-    model.save_pretrained(folder, safe_serialization=True)
+    with hide_bars():
+        model.save_pretrained(folder, safe_serialization=True)
     write_tokenizer(tokenizer, folder)
     apply_umask(folder / WEIGHTS)
     if model.config.model_type == 'maelm':

@@ -13,6 +13,7 @@ from typing import Any
 
 import huggingface_hub.utils.logging as hub_logging
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from safetensors import SafetensorError
 from tokenizers import AddedToken, pre_tokenizers
 from torch import Tensor, nn
@@ -262,13 +263,28 @@ def _hash_content(weights: Mapping[str, Tensor], architecture: dict[str, Any], t
 
 
 @contextlib.contextmanager
+def hide_bars() -> Iterator[None]:
+    """Hide the bars of Transformers 5 for tensors that are read or written; a download keeps its own."""
+    was_shown, downloads_were_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    logging.disable_progress_bar()  # and those of downloads
+    if downloads_were_shown:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
 def _one_line(name: str) -> Iterator[None]:
     """Turn the exceptions of Transformers into an InputError of one line, and silence its warnings of missing heads."""
     verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
     logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
     try:
-        yield
+        with hide_bars():
+            yield
     except InputError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ImportError) as error:

@@ -134,7 +134,8 @@ def test_the_baseline_predicts_masks_with_its_head(make_run, tmp_path, kind):
     run, folder, is_stock = make_run(kind, decoder=None), tmp_path / 'exported', KINDS[kind][1] is not None
     export(run, str(folder))
     model, info = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=not is_stock, output_loading_info=True)
-    assert not info['missing_keys'] + info['unexpected_keys']
+    assert not info['missing_keys']
+    assert not info['unexpected_keys']
     tokenizer, predictor = AutoTokenizer.from_pretrained(folder), MaskPredictor.from_checkpoint(run)
     texts = [f'{TEXTS[0]} every [MASK] boy does [MASK].', 'all [MASK] eat grass']
     inputs = tokenizer(texts, padding=True, return_tensors='pt')

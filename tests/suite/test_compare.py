@@ -47,6 +47,7 @@ def compare(checkpoint, task_folder, tmp_path, monkeypatch, capsys):
     def call(*values: str, second: str = str(tmp_path / 'stock')) -> tuple[int, str, str]:
         recipe = [str(tmp_path / 'recipe.yaml'), f'save_folder={tmp_path}/out', *values]
         monkeypatch.setattr(sys, 'argv', ['maelm', 'compare', str(checkpoint), second, *recipe])
+        capsys.readouterr()  # Transformers' bars for the folders that a test writes
         with pytest.raises(SystemExit) as caught:
             cli.main()
         out, err = capsys.readouterr()
