@@ -12,7 +12,7 @@ import pytest
 
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
-from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, Artefact, artefacts_of, find_artefact
+from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, OWN, Artefact, find_artefact
 from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.devices import describe_device
 from maelm_composer.suite.plan import plan_suite, print_plan
@@ -21,7 +21,7 @@ from maelm_composer.suite.steps import Suite, load_suite
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'results'
 MADE = pytest.StashKey[bool]()  # set when an artefact was made
-ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in (*ARTEFACTS, LADDER)}
+ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in (*ARTEFACTS, OWN, LADDER)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,12 +43,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect artefacts that the scale lacks, and speed tests that neither a file name nor ``-m throughput`` selects.
+    """Deselect artefacts that the suite lacks, and speed tests that neither a file name nor ``-m throughput`` selects.
 
     test_quick repeats a part of the other tests, so only ``-k quick`` or its own name selects it.
     """
     named = {Path(argument.split('::')[0]).name for argument in config.args}
-    left_out, made = [], {f'test_{artefact.name}.py' for artefact in artefacts_of(config.getoption('--scale'))}
+    with _chdir(ROOT):
+        try:
+            left_out, made = [], {f'test_{found.name}.py' for found in load_suite(*_read_options(config)).artefacts}
+        except InputError as error:
+            raise pytest.UsageError(str(error)) from None
     for item in items:
         if item.path.name in ARTEFACT_FILES:
             left_out += [item] if item.path.name not in made else []

@@ -272,7 +272,8 @@ def suite(
     from maelm_composer.suite.plan import plan_suite, print_plan
     from maelm_composer.suite.steps import choose_artefacts, load_suite
 
-    loaded, chosen = load_suite(scale, work, results, settings), choose_artefacts(scale, artefacts)
+    loaded = load_suite(scale, work, results, settings)
+    chosen = choose_artefacts(loaded, artefacts)
     if plan:
         device = describe_device(gpu, gpus)
         print_plan(loaded, plan_suite(loaded, chosen, device), device)

@@ -114,13 +114,22 @@ def test_a_run_is_trained_from_a_recipe_of_the_wheel_on_one_rank_and_on_two(mael
 @pytest.mark.slow
 def test_a_suite_is_made_in_an_empty_folder(maelm, tmp_path):
     settings = {'pretraining': ['training.max_samples=320', 'training.checkpoint_interval_samples=320']}
-    (tmp_path / 'short.yaml').write_text(json.dumps(settings))
+    (tmp_path / 'short.yaml').write_text(json.dumps(settings | {'finetuning': ['own.yaml']}))
+    (tmp_path / 'rows.csv').write_text('text,label\n' + 'a red rose,red\nthe blue sky,blue\nblue,blue\n' * 8)
+    colours = {'kind': 'classification', 'text_columns': ['text'], 'label_names': ['red', 'blue']}
+    colours['files'] = {'train': 'rows.csv', 'dev': 'rows.csv'}
+    (tmp_path / 'own.yaml').write_text(json.dumps({'tasks': {'colours': colours}}))
     first, again = (
-        maelm('suite', '--scale', 'demo', '--artefacts', 'table3', '--settings', 'short.yaml') for _ in '12'
+        maelm('suite', '--scale', 'demo', '--artefacts', 'table3,own', '--settings', 'short.yaml') for _ in '12'
     )
     for done in (first, again):
         assert done.returncode == 0, done.stderr
         assert 'report: results/demo/report.html' in done.stdout
     assert re.search(r'^pretraining demo-roberta: \d+ s; about \d+ min \d+ s left$', first.stdout, re.MULTILINE)
     assert 'times the estimate' in first.stdout
+    rows = {(row['row'], row['column']): row['value'] for row in read_csv(tmp_path / 'results/demo/own.csv')}
+    assert rows.keys() == {
+        (label, 'colours accuracy') for label in ('MAE-LM', 'RoBERTa', 'a constant answer', 'MAE-LM − RoBERTa')
+    }
+    assert rows['a constant answer', 'colours accuracy'] == '66.6667'
     assert ' left' not in again.stdout  # every result is found

@@ -45,6 +45,7 @@ class Demand:
 
     model: Model
     roles: tuple[Role, ...] = ()  # the final checkpoint is fine-tuned on the tasks of these roles
+    own_tasks: bool = False  # and on the tasks that the recipe of fine-tuning declares
     every_checkpoint: bool = False  # earlier checkpoints are fine-tuned, too
     rank: bool = False  # effective rank of every layer of the final checkpoint, with and without [MASK] in the input
     finetuned_rank: bool = False  # effective rank during fine-tuning, stored in the fine-tuning records
@@ -182,6 +183,13 @@ ARTEFACTS: tuple[Artefact, ...] = (
     ),
     Artefact('training', 'Pretraining loss', 'No claim of the paper', tuple(Demand(model) for model in _BOTH)),
 )
+# At scales whose recipe of fine-tuning declares tasks (docs/tasks.md).
+OWN = Artefact(
+    'own',
+    'Own tasks: development sets, medians over seeds',
+    'MAE-LM beats the RoBERTa baseline trained on the same rows',
+    tuple(Demand(model, own_tasks=True) for model in _BOTH),
+)
 # The only artefact of the scale "ladder".
 LADDER = Artefact(
     'ladder',
@@ -274,14 +282,14 @@ def tasks_of(scale: str, roles: tuple[Role, ...]) -> list[str]:
     return list(dict.fromkeys(column.task for role in roles for column in columns_of(scale, role)))
 
 
-def artefacts_of(scale: str) -> tuple[Artefact, ...]:
-    """The artefacts that can be made at ``scale``: the ladder at its own, else the paper's tables and figures."""
-    return (LADDER,) if scale == LADDER.name else ARTEFACTS
+def artefacts_of(scale: str, has_own_tasks: bool = False) -> tuple[Artefact, ...]:
+    """The artefacts of ``scale``: the ladder at its own, else the paper's and, if there are own tasks, their table."""
+    return (LADDER,) if scale == LADDER.name else ARTEFACTS + (OWN,) * has_own_tasks
 
 
 def find_artefact(name: str) -> Artefact:
     """The artefact called ``name``."""
-    return next(artefact for artefact in (*ARTEFACTS, LADDER) if artefact.name == name)
+    return next(artefact for artefact in (*ARTEFACTS, OWN, LADDER) if artefact.name == name)
 
 
 def label_of(name: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maelm_composer.config import TaskKind
 from maelm_composer.errors import InputError
 from maelm_composer.records import (
     FailedFinetuning,
@@ -29,6 +30,7 @@ from maelm_composer.records import (
 )
 from maelm_composer.reporting.artefacts import DEMO, Model
 from maelm_composer.sweep.search import select_point
+from maelm_composer.tasks.catalogue import METRICS
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,24 @@ class Evidence:
                 pairs.append((run, sorted(chosen, key=lambda record: (record.seed, record.key))))
         _assert_one_experiment([records[0] for _, records in pairs], task)
         return pairs
+
+    def list_own_scores(self) -> dict[str, str]:
+        """Own task -> the metric that is its score, for every own task that was fine-tuned; ordered by task.
+
+        Raises:
+            InputError: the records of a task differ in protocol or data.
+        """
+        declared = {r.task: r.protocol.get('declaration') for r in (*self.failures, *self.finetunings)}
+        scores = {}
+        for task, declaration in sorted(declared.items()):
+            if declaration is not None:
+                finished = [record for record in self.finetunings if record.task == task]
+                _assert_one_experiment(finished, task)
+                first = (declaration.get('metrics') or METRICS[TaskKind[declaration['kind']]])[0]
+                # Of several evaluation splits, the names in the records begin with the split's.
+                names = [name for record in finished[:1] for name in record.metrics]
+                scores[task] = names[0] if names and first not in names else first
+        return scores
 
     def count_failures(self, finished: list[FinetuningRecord]) -> int:
         """The number of fine-tuning seeds that failed at the point of ``finished``, records of one search."""

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from maelm_composer.files import write_text
-from maelm_composer.reporting.artefacts import artefacts_of
+from maelm_composer.reporting.artefacts import OWN, artefacts_of
 from maelm_composer.reporting.curves import build_figure1, build_figure4, build_figure5, build_subspace, build_training
 from maelm_composer.reporting.evidence import Evidence, load_evidence
 from maelm_composer.reporting.figure3 import build_figure3
@@ -16,7 +16,7 @@ from maelm_composer.reporting.ladder import build_ladder
 from maelm_composer.reporting.page import CLAIMS, render_page
 from maelm_composer.reporting.row_builder import RowBuilder
 from maelm_composer.reporting.rows import Row, load_published, write_rows
-from maelm_composer.reporting.tables import build_table1, build_table2, build_table3
+from maelm_composer.reporting.tables import build_own, build_table1, build_table2, build_table3
 from maelm_composer.reporting.verdicts import is_claim
 from maelm_composer.shipped import find_shipped
 
@@ -30,6 +30,7 @@ BUILDERS: dict[str, Callable[[RowBuilder], list[Row]]] = {
     'figure5': build_figure5,
     'subspace': build_subspace,
     'training': build_training,
+    'own': build_own,
     'ladder': build_ladder,
 }
 
@@ -79,9 +80,11 @@ def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
 def _write(folder: Path, tables: dict[str, list[Row]]) -> None:
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)
+    if OWN.name not in tables:
+        (folder / f'{OWN.name}.csv').unlink(missing_ok=True)  # its records are gone
 
 
 def _build(evidence: Evidence) -> dict[str, list[Row]]:
     published = load_published(find_shipped(PUBLISHED))
-    artefacts = artefacts_of(evidence.scale)
+    artefacts = artefacts_of(evidence.scale, bool(evidence.list_own_scores()))
     return {found.name: BUILDERS[found.name](RowBuilder(found.name, evidence, published)) for found in artefacts}

@@ -1,6 +1,17 @@
-"""Tables 1 to 3 as rows: the numbers of every model, then one row for each claim."""
+"""Tables 1 to 3 and that of own tasks as rows: the numbers of every model, then one row for each claim."""
 
-from maelm_composer.reporting.artefacts import ABLATIONS, MAE_LM, ROBERTA, Role, average_column, columns_of, tasks_of
+from collections.abc import Sequence
+
+from maelm_composer.reporting.artefacts import (
+    ABLATIONS,
+    MAE_LM,
+    ROBERTA,
+    Column,
+    Role,
+    average_column,
+    columns_of,
+    tasks_of,
+)
 from maelm_composer.reporting.cells import constant_score, finetuned_rank, rank, score, subtract
 from maelm_composer.reporting.row_builder import (
     BOTH,
@@ -18,23 +29,33 @@ from maelm_composer.reporting.rows import Row
 
 def build_table1(builder: RowBuilder) -> list[Row]:
     glue, squad = (columns_of(builder.scale, role) for role in (Role.glue, Role.squad))
-    average = average_column(builder.scale)
-    columns = [*glue, average, *squad]
+    return _compare(builder, [*glue, average_column(builder.scale), *squad])
+
+
+def build_own(builder: RowBuilder) -> list[Row]:
+    scores = builder.evidence.list_own_scores().items()
+    return _compare(builder, [Column(f'{task} {metric}', '', task, metric) for task, metric in scores])
+
+
+def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
+    """Both models' scores, those of a constant answer, and MAE-LM − RoBERTa; a task's main metric is its first."""
     cells = {(model, c): score(builder.evidence, model, c) for model in BOTH for c in columns}
     rows = [
         builder.value(model.label, c.name, PERCENT, cell, builder.paper_of(model, c.name))
         for (model, c), cell in cells.items()
     ]
+    main = {column.task: column for column in reversed(columns)}  # the mean is that of no task
     rows += [
         builder.value(CONSTANT, c.name, PERCENT, constant_score(builder.evidence, ROBERTA, c))
         for c in columns
-        if c in (average, *average.parts, squad[0])  # records hold the constant answer's score in the main metric only
+        if c is main[c.task]  # records hold the constant answer's score in the main metric only
     ]
     claims = {
         c: Claim(GAP, c.name, subtract(cells[MAE_LM, c], cells[ROBERTA, c]), builder.paper_gap(c.name)) for c in columns
     }
-    mean = claims.pop(average)  # a claim of its own, outside the family of the tasks
-    return [*rows, *builder.claims(POINTS, *claims.values()), *builder.claims(POINTS, mean)]
+    rows += builder.claims(POINTS, *(claim for c, claim in claims.items() if not c.parts))
+    # The mean's claim is one of its own, outside the family of the tasks.
+    return rows + builder.claims(POINTS, *(claim for c, claim in claims.items() if c.parts))
 
 
 def build_table2(builder: RowBuilder) -> list[Row]:

@@ -58,7 +58,7 @@ def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float |
 
 
 def qualify(scale: str, text: str) -> str:
-    """``text`` with the reservation that ``scale`` needs; demo tasks decide nothing."""
+    """``text`` with the reservation that ``scale`` needs; the demo decides nothing."""
     if scale == DEMO:
-        text = f'{UNDECIDED}: demo tasks are evidence of nothing'
+        text = f'{UNDECIDED}: the demo is evidence of nothing'
     return text if is_comparable(scale) else f'{text}; {NOT_COMPARABLE}'

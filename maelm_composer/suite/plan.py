@@ -267,7 +267,7 @@ class _Planner:
     def _count_recorded(self, config: FinetuningConfig, task: str, run_name: str, samples: int) -> int:
         """The number of recorded runs of the search, found by task, checkpoint, protocol, point and seed."""
         protocol = describe_protocol(replace(config, task=task))
-        points = list_points(config, find_task(task))
+        points = list_points(config, find_task(task, config.tasks))
         shortened = {'max_seq_len', 'span'}  # a checkpoint of shorter rows changes these
 
         def is_of_search(record: FinetuningRecord) -> bool:
@@ -288,4 +288,5 @@ class _Planner:
         if kind is Kind.finetuning:
             starts /= os.cpu_count() or 1 if device.name == CPU else device.count
         seconds = starts + cost.flops / (share * flops * device.count)
-        return seconds, f'FLOPs model, {share:.0%} of {flops:.1e} in {precision.name}'
+        model = f'FLOPs model, {share:.0%} of {flops:.1e} in {precision.name}'
+        return seconds, f'not known: {cost.unknown}' if cost.unknown else model

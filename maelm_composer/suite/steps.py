@@ -15,8 +15,9 @@ from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, Pre
 from maelm_composer.errors import InputError
 from maelm_composer.precision import read_choice
 from maelm_composer.recipe import load_config, split_arguments
-from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, Artefact, Demand, Model, artefacts_of, tasks_of
+from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, Artefact, Demand, Model, artefacts_of, tasks_of
 from maelm_composer.shipped import find_shipped
+from maelm_composer.tasks.catalogue import find_task
 
 SETTINGS_FOLDER = Path('yamls/suite')
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
@@ -54,6 +55,21 @@ class Suite:
     @property
     def records(self) -> Path:
         return self.results / self.scale / 'records'
+
+    @property
+    def own_tasks(self) -> list[str]:
+        """The tasks that the recipe of fine-tuning declares.
+
+        Raises:
+            InputError: a declaration that cannot be used, found before anything is pretrained.
+        """
+        tasks = self.load_finetuning(MAE_LM, 0, ()).tasks
+        return [find_task(name, tasks).name for name in tasks]
+
+    @property
+    def artefacts(self) -> tuple[Artefact, ...]:
+        """All that can be made."""
+        return artefacts_of(self.scale, bool(self.own_tasks))
 
     def list_seeds(self, artefact: str, model: Model) -> list[int | None]:
         """Pretraining seeds, None being the recipe's own. Seeds of an overlay take precedence over an artefact's."""
@@ -129,7 +145,7 @@ def load_suite(
         more = load_config(SuiteConfig, [str(added)])
         lists = {name: getattr(settings, name) + getattr(more, name) for name in ('data', 'pretraining', 'finetuning')}
         settings = replace(settings, **lists, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
-    known = {artefact.name: None for artefact in artefacts_of(scale)}
+    known = {artefact.name: None for artefact in artefacts_of(scale, has_own_tasks=True)}
     known |= dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in d.model.overlay_names)
     for name in settings.pretraining_seeds_of:
         if name not in known:
@@ -143,16 +159,17 @@ def load_suite(
     return Suite(scale, settings, folder, Path(results), read_choice(folder) or Precision.auto)
 
 
-def choose_artefacts(scale: str, names: str) -> list[Artefact]:
-    """The artefacts of ``scale`` with these names, separated by commas; all of them if ``names`` is empty.
+def choose_artefacts(suite: Suite, names: str) -> list[Artefact]:
+    """The artefacts of ``suite`` with these names, separated by commas; all of them if ``names`` is empty.
 
     Raises:
-        InputError: the scale has no such artefact.
+        InputError: the suite has no such artefact.
     """
-    found = {artefact.name: artefact for artefact in artefacts_of(scale)}
+    found = {artefact.name: artefact for artefact in suite.artefacts}
     for name in filter(None, names.split(',')):
         if name not in found:
-            raise InputError(f'scale {scale} has no artefact {name!r}: there are {", ".join(found)}')
+            hint = '; own needs tasks in a recipe of finetuning (docs/tasks.md)' if name == OWN.name else ''
+            raise InputError(f'scale {suite.scale} has no artefact {name!r}: there are {", ".join(found)}{hint}')
     return [found[name] for name in names.split(',')] if names else list(found.values())
 
 
@@ -169,9 +186,10 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
         name = demand.model.run_name(suite.scale)
         models.setdefault(name, demand.model)
         checkpoints = list_checkpoints(suite.load_pretraining(demand.model))
-        if demand.roles:
+        needed = [*tasks_of(suite.scale, demand.roles), *(suite.own_tasks if demand.own_tasks else ())]
+        if needed:
             for samples in checkpoints if demand.every_checkpoint else checkpoints[-1:]:
-                tasks[name].setdefault(samples, {}).update(dict.fromkeys(tasks_of(suite.scale, demand.roles)))
+                tasks[name].setdefault(samples, {}).update(dict.fromkeys(needed))
         if demand.rank:
             ranked[name] = checkpoints[-1]
     steps = [Step(Kind.tokenizer), Step(Kind.shards)]

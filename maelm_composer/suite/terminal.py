@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maelm_composer.console import begin_table, open_console
-from maelm_composer.reporting.artefacts import find_artefact, label_of
+from maelm_composer.reporting.artefacts import OWN, find_artefact, label_of
 from maelm_composer.reporting.findings import format_interval, format_number
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import (
@@ -24,7 +24,7 @@ COLORS = {HOLDS: 'green', FAILS: 'red', NO_DIFFERENCE: 'cyan', UNDECIDED: 'yello
 
 
 def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:
-    """Print Tables 1 to 3 whole, and the claims of every figure.
+    """Print tables whole, and the claims of every figure.
 
     Args:
         tables: artefact name -> rows
@@ -33,7 +33,7 @@ def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:
     for name, rows in tables.items():
         console.print(Text(find_artefact(name).title, 'bold'))
         claims = [row for row in rows if is_claim(row)]
-        if name.startswith('table'):  # comparisons without a number are in neither table
+        if name.startswith(('table', OWN.name)):  # comparisons without a number are in neither table
             console.print(_draw_values([row for row in rows if not is_claim(row) and MINUS not in row.row]))
         if claims:
             console.print(_draw_claims(claims))

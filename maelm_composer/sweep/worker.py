@@ -5,7 +5,6 @@ import os
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 import torch
@@ -20,7 +19,7 @@ from maelm_composer.precision import Choice, choose_in
 from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
 from maelm_composer.sweep.lease import open_lease
 from maelm_composer.tasks.catalogue import Task
-from maelm_composer.tasks.sources import TextExample, load_task_data
+from maelm_composer.tasks.sources import count_characters, load_task_data
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def inspect_task(config: FinetuningConfig, task: Task, folder: str) -> Facts:
     assert_savable(config, pretrained)
     data = load_task_data(task, config.data)
     evaluation = [row for rows in data.evaluation.values() for row in rows]
-    return Facts(pretrained.identity, data.hash, _count_characters(data.train), _count_characters(evaluation))
+    return Facts(pretrained.identity, data.hash, count_characters(data.train), count_characters(evaluation))
 
 
 def make_run(config: FinetuningConfig, key: str, facts: Facts, folder: str) -> Finetuning | None:
@@ -99,8 +98,3 @@ def _enter(config: FinetuningConfig, folder: str) -> None:
     threads = max(1, int(config.sweep.cpus_per_run))
     os.environ['RAYON_NUM_THREADS'] = str(threads)  # the tokenizer's
     torch.set_num_threads(threads)
-
-
-def _count_characters(rows: list[Any]) -> int:
-    texts = (row.texts if isinstance(row, TextExample) else (row.question, row.context) for row in rows)
-    return sum(len(text) for of_row in texts for text in of_row)

@@ -111,6 +111,11 @@ def sample_evenly(rows: list[Any], count: int) -> list[Any]:
     return [rows[i] for i in sorted(chosen)]
 
 
+def count_characters(rows: list[Any]) -> int:
+    texts = (row.texts if isinstance(row, TextExample) else (row.question, row.context) for row in rows)
+    return sum(len(text) for of_row in texts for text in of_row)
+
+
 def _serialize(row: TextExample | SpanExample) -> bytes:
     return json.dumps(tuple(vars(row).values()), ensure_ascii=False).encode(errors='surrogatepass')
 

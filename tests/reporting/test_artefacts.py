@@ -16,6 +16,7 @@ from maelm_composer.reporting.artefacts import (
     GLUE_AVERAGE,
     LADDER,
     MAE_LM,
+    OWN,
     ROBERTA,
     Role,
     columns_of,
@@ -59,7 +60,7 @@ def test_artefacts_share_their_runs():
     assert runs['table1'] == {'small', 'small-roberta'}
     assert runs['table1'] < runs['table2']
     assert runs['figure4'] & runs['table2'] == {'small', 'small-encoder_with_mask'}
-    assert {*runs, LADDER.name} == set(BUILDERS)
+    assert {*runs, LADDER.name, OWN.name} == set(BUILDERS)
 
 
 def test_tasks_are_those_of_finetuning():

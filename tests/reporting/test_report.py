@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from maelm_composer.errors import InputError
+from maelm_composer.records import pack_numbers
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER
+from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.reporting.figures import DRAWINGS
 from maelm_composer.reporting.report import report
 from maelm_composer.reporting.rows import HEADER
+from tests.reporting.conftest import PRETRAINING_SEEDS
 
 WITHOUT_TORCH = """
 import sys
@@ -60,6 +63,52 @@ def test_the_committed_results_are_what_their_records_say(tmp_path, scale):
     assert hash_files(tmp_path / scale) == {
         name: found for name, found in hash_files(committed / scale).items() if not name.startswith('search')
     }
+
+
+def test_own_tasks_have_a_table_as_long_as_they_have_records(full):
+    report('small', full.results)
+    before = hash_files(full.results / 'small')
+    declaration = {'kind': 'classification', 'metrics': ['f1', 'accuracy']}
+    own = {'baseline': 0.4, 'protocol': {'source': 'files', 'declaration': declaration}}
+    for nth, pretraining_seed in enumerate(PRETRAINING_SEEDS):
+        for run, score in (('small', 0.70), ('small-roberta', 0.60 + nth / 1000)):
+            for task, split in (('reviews', ''), ('pretrained', 'easy_')):  # the paper has a column of this name
+                metrics = {f'{split}f1': score, f'{split}accuracy': 0.9}
+                influences = {f'{split}f1': pack_numbers([0.1, -0.1])}
+                own |= {'metrics': metrics, 'influences': influences}
+                full.add_score(f'{run}-s{pretraining_seed}', task, 1, score, **own)
+    page = report('small', full.results)
+    rows = {(row['row'], row['column']): row for row in read_csv(page.parent / 'own.csv')}
+    assert {column for _, column in rows} == {'pretrained easy_f1', 'reviews f1'}
+    values = [rows[label, 'reviews f1']['value'] for label in ('MAE-LM', 'RoBERTa', 'a constant answer')]
+    assert values == ['70', '60.1', '40']
+    gap = rows['MAE-LM − RoBERTa', 'reviews f1']
+    assert (gap['value'], gap['examples'], gap['margin'], gap['unit']) == ('9.9', '2', '1', 'points')
+    assert gap['verdict'].startswith('holds: 3 pretraining seeds, one of 2 by Holm')
+    assert {row['paper'] for row in rows.values()} == {''}
+    assert 'Own tasks: development sets' in Page(page.read_text()).text
+    after = hash_files(page.parent)
+    changed = {name for name in after if before.get(name) != after[name] and not name.startswith('records')}
+    assert changed == {'own.csv', 'report.html', 'claims.svg', 'claims.png'}
+
+    full.add_score('small-s17', 'reviews', 2, 0.5, **own, data_hash='others')
+    with pytest.raises(InputError, match=r'^reviews: records .* differ in data_hash: keep those of one experiment'):
+        report('small', full.results)
+    for task in ('reviews', 'pretrained'):
+        for path in full.records.glob(f'finetuning/{task}-*'):
+            path.unlink()
+    report('small', full.results)
+    assert hash_files(page.parent) == before
+
+
+def test_a_failed_own_task_says_why(archive):
+    made = archive('small')
+    made.add_run('small')
+    protocol = {'source': 'files', 'declaration': {'kind': 'span'}}
+    made.add_score('small', 'questions', 1, 0.0, error='no memory', protocol=protocol)
+    rows = read_csv(report('small', made.results).parent / 'own.csv')
+    assert {row['column'] for row in rows} == {'questions best_exact'}
+    assert 'questions from small failed: no memory' in [row['note'] for row in rows]
 
 
 class Page(HTMLParser):

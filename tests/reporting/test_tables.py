@@ -81,7 +81,7 @@ def test_table1(full):
 @pytest.mark.parametrize(
     'scale, verdict',
     [
-        ('demo', "undecided: demo tasks are evidence of nothing; not comparable with the paper's absolute numbers"),
+        ('demo', "undecided: the demo is evidence of nothing; not comparable with the paper's absolute numbers"),
         ('small', "holds: 3 pretraining seeds; not comparable with the paper's absolute numbers"),
         ('base', 'holds: 3 pretraining seeds'),
     ],

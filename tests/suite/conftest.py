@@ -27,6 +27,19 @@ def demo(tmp_path: Path) -> Suite:
     return dataclasses.replace(suite, precision=Precision.fp32)
 
 
+@pytest.fixture
+def own(demo: Suite, tmp_path: Path) -> Suite:
+    """``demo`` with the own task ``reviews``: three training and two development rows of 40 characters."""
+    files = {'train': tmp_path / 'train.csv', 'dev': tmp_path / 'dev.csv'}
+    for path, count in zip(files.values(), (3, 2), strict=True):
+        path.write_text('text,label\n' + f'{"x" * 40},bad\n' * count)
+    reviews = {'kind': 'classification', 'text_columns': ['text'], 'label_names': ['bad', 'good']}
+    reviews['files'] = {name: str(path) for name, path in files.items()}
+    recipe = write_record(tmp_path / 'own.yaml', {'tasks': {'reviews': reviews}})
+    settings = write_record(tmp_path / 'settings.yaml', {'finetuning': [str(recipe)]})
+    return dataclasses.replace(load_suite('demo', demo.work, demo.results, settings), precision=demo.precision)
+
+
 def write_record(path: Path, record: dict) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record))

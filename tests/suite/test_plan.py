@@ -10,7 +10,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
-from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, find_artefact
+from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, find_artefact
 from maelm_composer.suite.cost import cost_finetuning
 from maelm_composer.suite.devices import CPU, Device, describe_device, measure_cpu
 from maelm_composer.suite.plan import Forecast, describe_accuracy, plan_suite, print_budget, print_plan, sum_seconds
@@ -174,6 +174,27 @@ def test_finetuning_costs_what_the_search_space_says(tmp_path):
     alone = dataclasses.replace(model, decoder=None, max_seq_len=75)
     per_row = count_forward_flops(alone, 75, 75)['encoder']
     assert cost.flops == pytest.approx(68 * (3 * 5 * 2490 + 277) * per_row)  # 2, 3, 5, 10 epochs: 5 on average
+
+
+def test_an_own_task_costs_what_its_rows_do(own, tmp_path):
+    model = own.load_pretraining(MAE_LM).model
+    config = dataclasses.replace(own.load_finetuning(MAE_LM, 768, ['reviews']), measures_rank=False)
+    cost = cost_finetuning(config, model, 'reviews')
+    per_row = count_forward_flops(dataclasses.replace(model, decoder=None, max_seq_len=10), 10, 10)['encoder']
+    assert (cost.runs, cost.flops) == (2, pytest.approx(2 * (3 * 3 * 3 + 2) * per_row))  # three epochs of three rows
+    hub = dataclasses.replace(config.tasks['reviews'], files={}, dataset='me/reviews')
+    unknown = cost_finetuning(dataclasses.replace(config, tasks={'reviews': hub}), model, 'reviews')
+    assert (unknown.runs, unknown.unknown) == (2, 'a plan does not load the rows of me/reviews')
+
+    config = dataclasses.replace(own.load_finetuning(MAE_LM, 768, []), task='reviews')
+    (point,) = list_points(config, find_task('reviews', config.tasks))
+    settings = {'point': dataclasses.asdict(point), 'protocol': describe_protocol(config)}
+    write_record(own.finetuning_folder / 'one.json', make_finetuning('reviews', 'demo', 768, **settings))
+    (tmp_path / 'dev.csv').unlink()
+    items = {item.name: item for item in plan_suite(own, [OWN], SLOW)}
+    item = items['fine-tuning demo at 768, reviews']
+    assert (item.done, item.total) == (1, 2)
+    assert item.basis == f'not known: task reviews: {tmp_path}/dev.csv is not there'
 
 
 def test_a_budget_says_what_fits(capsys):

@@ -9,7 +9,7 @@ import pytest
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
-from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, ROBERTA, RUNGS, find_artefact
+from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, OWN, ROBERTA, RUNGS, find_artefact
 from maelm_composer.suite import steps
 from maelm_composer.suite.steps import Kind, choose_artefacts, list_checkpoints, list_steps, load_suite
 from maelm_composer.training.plan import count_training_flops
@@ -75,6 +75,17 @@ def test_what_two_artefacts_share_stands_there_once(demo):
     assert runs.count('demo-roberta') == runs.count('demo-encoder_with_mask') == 1
 
 
+def test_own_tasks_join_the_sweeps_over_both_models(demo, own):
+    assert (demo.artefacts, own.artefacts) == (ARTEFACTS, (*ARTEFACTS, OWN))
+    assert list_steps(own, ARTEFACTS) == list_steps(demo, ARTEFACTS)
+    alone = [(s.model, s.samples, s.tasks) for s in list_steps(own, [OWN]) if s.kind is Kind.finetuning]
+    assert set(alone) == {(model, 768, ('reviews',)) for model in (MAE_LM, ROBERTA)}
+    before, after = list_steps(demo, demo.artefacts), list_steps(own, own.artefacts)
+    changed = {now.model: now.tasks for old, now in zip(before, after, strict=True) if now != old}
+    tasks = ('demo_pair', 'demo_sentence', 'demo_regression', 'demo_span', 'reviews')
+    assert changed == {MAE_LM: tasks, ROBERTA: tasks}
+
+
 @pytest.mark.parametrize('batch, interval, samples', [(64, 3200, 9600), (64, 3000, 9601), (100, 10, 250)])
 def test_checkpoints_are_where_training_saves(batch, interval, samples):
     config = load_config(
@@ -125,9 +136,16 @@ def test_the_demo_gives_every_delta_the_same_rows(demo):
     assert len({(c.seed, c.training.max_samples, c.data.remote) for c in configs}) == 1
 
 
-def test_bad_input_is_one_clear_line(demo, tmp_path, monkeypatch):
+def test_bad_input_is_one_clear_line(demo, own, monkeypatch):
     with pytest.raises(InputError, match=r'no yamls/suite/tiny.yaml: the scales are base, base_pp, demo'):
         load_suite('tiny')
+    with pytest.raises(InputError, match="scale ladder has no artefact 'table1': there are ladder"):
+        choose_artefacts(dataclasses.replace(demo, scale='ladder'), 'ladder,table1')
+    with pytest.raises(InputError, match=r"no artefact 'own'.*; own needs tasks in a recipe of finetuning"):
+        choose_artefacts(demo, 'own')
+    own.settings.finetuning.append('tasks.reviews.metrics=[f2]')
+    with pytest.raises(InputError, match=r'tasks\.reviews\.metrics: f2 is no metric'):
+        choose_artefacts(own, 'table1')
     monkeypatch.setattr(steps, 'load_config', lambda *_: dataclasses.replace(demo.settings, pretraining_seeds=[1, 1]))
     with pytest.raises(InputError, match=r'pretraining seeds \[1, 1\]: a seed is listed twice'):
         load_suite('demo')
@@ -136,15 +154,13 @@ def test_bad_input_is_one_clear_line(demo, tmp_path, monkeypatch):
     )
     with pytest.raises(InputError, match='names table9: the artefacts and overlays are table1, table2'):
         load_suite('demo')
-    with pytest.raises(InputError, match="scale ladder has no artefact 'table1': there are ladder"):
-        choose_artefacts('ladder', 'ladder,table1')
 
 
 def test_a_suite_can_be_run_anywhere(demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     elsewhere = dataclasses.replace(load_suite('demo', demo.work, demo.results), precision=demo.precision)
     assert elsewhere == demo
-    assert steps_of(elsewhere, 'table2') == list_steps(elsewhere, choose_artefacts('demo', 'table2'))
+    assert steps_of(elsewhere, 'table2') == list_steps(elsewhere, choose_artefacts(elsewhere, 'table2'))
     Path('yamls/suite').mkdir(parents=True)
     Path('yamls/suite/demo.yaml').write_text('data: [mine.yaml]\npretraining: [mine.yaml]\nfinetuning: [mine.yaml]\n')
     assert load_suite('demo').settings.data == ['mine.yaml']

@@ -15,6 +15,7 @@ ROWS = {
             paper=-1.0, verdict='holds: 2 seeds'),
         Row('demo', 'table2', 'cross-attention', 'demo_avg', 'percent', note='no finished pretraining run'),
     ],
+    'own': [Row('demo', 'own', 'a constant answer', 'reviews f1', 'percent', value=40.0)],
     'figure1': [
         Row('demo', 'figure1', 'RoBERTa', 'rank_real', 'rank', value=30.0, x=1, x_unit='layer'),
         Row('demo', 'figure1', 'growth of that gap per layer', 'RoBERTa', 'rank', value=2.0, verdict='undecided: one'),
@@ -38,6 +39,7 @@ def test_tables_are_whole_and_figures_show_their_claims(text):
     assert find_cells(text, 'enc. w. [MASK]  ') == ['enc. w. [MASK]', '60.0']
     claim = find_cells(text, 'enc. w. [MASK] −')
     assert claim == ['enc. w. [MASK] − MAE-LM', 'demo AVG (not GLUE)', '−1.0', '−1.2', '−2.0 to −0.5', 'holds']
+    assert find_cells(text, 'a constant') == ['a constant answer', '40.0']
     assert find_cells(text, 'growth of')[-1] == 'undecided'
     assert 'rank, input without [MASK]' not in text
     assert 'table2: 1 of 4 numbers are missing' in text

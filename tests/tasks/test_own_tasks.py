@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maelm_composer.config import FinetuningConfig, TaskConfig, TaskDataConfig, TaskKind
+from maelm_composer.config import FinetuningConfig, SuiteConfig, TaskConfig, TaskDataConfig, TaskKind
 from maelm_composer.errors import InputError
-from maelm_composer.recipe import load_config
+from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.tasks import sources
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.tasks.metrics import score_constant
@@ -53,7 +53,11 @@ def load(declaration: TaskConfig, **config):
 def test_the_recipes_of_the_page_declare_tasks():
     for number, text in enumerate(re.findall(r'```yaml\n(.*?)```', PAGE.read_text(), re.S)):
         Path(f'{number}.yaml').write_text(text)
-    config = load_config(FinetuningConfig, ['0.yaml', '1.yaml'], ['checkpoint=x', 'tasks.reviews.files.train=more.csv'])
+    Path('0.yaml').rename('reviews.yaml')
+    files, values = split_arguments(load_config(SuiteConfig, ['1.yaml']).finetuning)
+    values += ['checkpoint=x', 'tasks.reviews.files.train=more.csv']
+    config = load_config(FinetuningConfig, [*files, '2.yaml'], values)
+    assert config.data.limit('reviews') == 5000
     reviews, tweets = (find_task(name, config.tasks) for name in config.tasks)
     assert [metric.name for metric in reviews.list_metrics()] == ['accuracy', 'f1']
     assert reviews.files == {'train': 'more.csv', 'dev': 'reviews/dev.csv'}
