@@ -49,8 +49,7 @@ def explain_memory(microbatch_size: int, key: str = 'training.device_train_micro
         yield
     except torch.OutOfMemoryError as error:
         raise InputError(
-            f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: '
-            f'lower {key}'
+            f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: lower {key}'
         ) from error
     except RuntimeError as error:
         if re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error)) is None:

@@ -166,11 +166,9 @@ def test_a_step_in_microbatches_is_the_same_step(configure):
         assert split.protocol == whole.protocol | MICROBATCHES
         assert split.key != whole.key
         assert split.train_loss == pytest.approx(whole.train_loss, rel=1e-4)
-        scores = [
-            [json.loads(line) for line in Path(configure(task).save_folder, f'{r.key}.predictions.jsonl').open()]
-            for r in (whole, split)
-        ]
-        numbers = [[row.get('null_score_difference', row['prediction']) for row in rows] for rows in scores]
+        files = [Path(configure(task).save_folder, f'{r.key}.predictions.jsonl') for r in (whole, split)]
+        rows = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        numbers = [[row.get('null_score_difference', row['prediction']) for row in part] for part in rows]
         assert numbers[0] == pytest.approx(numbers[1], rel=1e-2, abs=1e-3)
 
 
