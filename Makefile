@@ -25,7 +25,7 @@ endif
 BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test test-slow test-gpu bench docs lint clean
+.PHONY: demo test test-ranks test-slow test-gpu bench docs lint clean
 
 $(VENV)/.ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,9 @@ demo: $(VENV)/.ready  ## every table and figure at demo scale, from documents to
 
 test: $(VENV)/.ready  ## the fast suite, two tests at a time; with MAELM_DATA naming a folder of real data, that too
 	python -m pytest -q -n 2 --dist worksteal
+
+test-ranks: $(VENV)/.ready  ## the slow tests of two ranks under the launcher and of sharded checkpoints
+	python -m pytest -q -m slow -k "two_ranks or bad_input or sharded" tests/training/test_processes.py tests/training/test_checkpoints.py
 
 test-slow: $(VENV)/.ready
 	python -m pytest -q -m slow
