@@ -1,7 +1,6 @@
 """One Transformer block, post-LN: x <- LN(x + drop(f(x))) for f each attention, then the feed-forward network."""
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from maelm_composer.config import DecoderConfig, ModelConfig
 from maelm_composer.model.attention import Attention, Bias
@@ -37,7 +36,6 @@ class Layer(nn.Module):
         self.output_norm = build_norm()
         self.activation = nn.GELU()
         self.dropout = nn.Dropout(stack.hidden_dropout_prob)
-        self.is_recomputed = False  # in the backward pass, in place of keeping the activations
 
     def forward(
         self,
@@ -55,23 +53,6 @@ class Layer(nn.Module):
             memory: (B, S, D) the encoder's output, for cross-attention.
             memory_bias: (B, ·, T or M, S), of the cross-attention.
         """
-
-        def compute(hidden: Tensor) -> Tensor:
-            return self._compute(hidden, bias, predicted_index, memory, memory_bias)
-
-        if self.is_recomputed and self.training:
-            computed: Tensor = checkpoint(compute, hidden, use_reentrant=False)
-            return computed
-        return compute(hidden)
-
-    def _compute(
-        self,
-        hidden: Tensor,
-        bias: Bias | None,
-        predicted_index: Tensor | None,
-        memory: Tensor | None,
-        memory_bias: Tensor | None,
-    ) -> Tensor:
         if self.has_self_attention:
             assert bias is not None
             whole = None

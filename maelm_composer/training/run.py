@@ -20,7 +20,7 @@ from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.masking.collate import build_collator
-from maelm_composer.model.layer import Layer
+from maelm_composer.model.kernels.recompute import recompute_layers
 from maelm_composer.model.maelm import build_model
 from maelm_composer.patches import release_trainer, silence_warnings
 from maelm_composer.precision import Choice, choose
@@ -115,9 +115,8 @@ class _Run:
         counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
         self.model = build_model(config.model, config.seed, counts)
         self.attention = self.model.select_attention(config.training.attention, find_device().type)
-        for module in self.model.modules():
-            if isinstance(module, Layer):
-                module.is_recomputed = config.training.activation_checkpointing
+        if config.training.activation_checkpointing:
+            recompute_layers(self.model)
         resume_point = find_resume_point(self.folder, self.model, self.is_sharded)
         self.init_from = self.record.init_from if self.record else None
         self.taken = ''

@@ -10,7 +10,7 @@ from maelm_composer.masking.batch import Batch
 from maelm_composer.model.kernels.attention import attend
 from maelm_composer.model.kernels.backend import choose_backend
 from maelm_composer.model.kernels.flex import build_flex_bias
-from maelm_composer.model.layer import Layer
+from maelm_composer.model.kernels.recompute import recompute_layers
 from maelm_composer.model.maelm import build_model
 
 AUTO, DENSE, SDPA, FLEX = AttentionBackend
@@ -163,9 +163,8 @@ def test_layers_computed_again_have_the_same_gradients_and_keep_less(config, mak
     found, kept = [], []
     for is_recomputed in (False, True):
         model = build_model(model_config, seed=3)
-        for layer in model.modules():
-            if isinstance(layer, Layer):
-                layer.is_recomputed = is_recomputed
+        if is_recomputed:
+            recompute_layers(model)
         if compiler is not None:
             torch.compiler.reset()
             model.compile(fullgraph=True, dynamic=False, backend=compiler)

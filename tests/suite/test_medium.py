@@ -37,6 +37,8 @@ NARROW = [
     *('model.vocab_size=600', 'model.num_hidden_layers=2', 'model.hidden_size=32', 'model.num_attention_heads=2'),
     *('model.intermediate_size=64', 'model.decoder.num_hidden_layers=1', 'model.decoder.hidden_size=32'),
     *('model.decoder.num_attention_heads=2', 'model.decoder.intermediate_size=64', 'training.precision=fp32'),
+    *('training.max_samples=1280', 'optimizer.warmup_samples=128', 'training.eval_interval_samples=64'),
+    *('training.checkpoint_interval_samples=320', 'training.eval_rows=32'),
 ]
 
 
@@ -197,7 +199,7 @@ def test_a_suite_in_parts_that_are_killed_ends_with_the_same_records(tmp_path):
     first = call(cut, 'suite', **environment, PART_SECONDS='15')
     assert first.returncode == 75
     assert 'suite: not done after ' in first.stdout
-    assert 'fine-tuning medium at 6,400, 9 tasks' in first.stdout  # what is left, by the planner
+    assert 'fine-tuning medium at 1,280, 9 tasks' in first.stdout  # what is left, by the planner
 
     def count(pattern: str) -> int:
         return len(list((cut / 'work').glob(pattern)))
