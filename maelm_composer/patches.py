@@ -13,12 +13,11 @@ import weakref
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory as Segment
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import streaming.base.dataset
 import streaming.base.shared.array
 import streaming.base.shared.prefix
-from composer import Trainer
 from filelock import FileLock
 from streaming import StreamingDataset
 from streaming.base.constant import RESUME
@@ -26,9 +25,11 @@ from streaming.base.dataset import _ShardState
 from streaming.base.distributed import barrier, get_local_rank
 from streaming.base.shared import SharedMemory
 from streaming.base.shared.prefix import _get_path
-from torch.distributed.checkpoint import state_dict
 
 from maelm_composer.errors import InputError
+
+if TYPE_CHECKING:  # shards are read without Composer, whose import takes longer than many a use of them
+    from composer import Trainer
 
 VERSIONS = {'mosaicml': '0.32.1', 'mosaicml-streaming': '0.13.0'}  # the releases that have the faults
 
@@ -137,8 +138,10 @@ def _one_job_at_a_time() -> Iterator[None]:
         yield
 
 
-def release_trainer(trainer: Trainer) -> None:
+def release_trainer(trainer: 'Trainer') -> None:
     """Close ``trainer`` and drop the references that Composer (an exit handler) and torch 2.7 (a cache) keep to it."""
+    from torch.distributed.checkpoint import state_dict
+
     trainer.engine.close()  # Trainer.close() also waits for the other ranks, which may have failed
     atexit.unregister(trainer.engine._close)
     if hasattr(state_dict._get_fqns, 'cache_clear'):
