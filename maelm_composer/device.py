@@ -1,10 +1,16 @@
-"""The device of a process (the GPU, if there is one), and the memory allocator of its host."""
+"""The device of a process (the GPU, if there is one), its memory, and the memory allocator of its host."""
 
+import contextlib
 import ctypes
+import re
+from collections.abc import Iterator
 
 import torch
 
+from maelm_composer.errors import InputError
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LESS_MEMORY = 'lower training.device_train_microbatch_size or data.num_workers'
 
 
 def find_device() -> torch.device:
@@ -14,6 +20,21 @@ def find_device() -> torch.device:
 def name_device() -> str:
     """The GPU's name, or the number of CPU threads of this process; records hold it."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {torch.get_num_threads()} threads'
+
+
+@contextlib.contextmanager
+def explain_memory(microbatch_size: int, key: str = 'training.device_train_microbatch_size') -> Iterator[None]:
+    """Turn the errors of a device, or of a machine, whose memory is exhausted into an InputError that names ``key``."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: lower {key}'
+        ) from error
+    except RuntimeError as error:
+        if re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error)) is None:
+            raise
+        raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
 
 
 def keep_freed_memory(keeps: bool = True) -> None:

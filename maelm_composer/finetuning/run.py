@@ -12,7 +12,7 @@ from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, p
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.data.storage import is_s3
-from maelm_composer.device import find_device, keep_freed_memory, name_device
+from maelm_composer.device import explain_memory, find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.finetuning.evaluation import Evaluator, Result
@@ -34,7 +34,6 @@ from maelm_composer.tasks.catalogue import SPAN, Task, find_task
 from maelm_composer.tasks.examples import encode_texts, fit_span, stack_windows
 from maelm_composer.tasks.sources import load_task_data
 from maelm_composer.tasks.squad import build_windows
-from maelm_composer.training.ending import explain_memory
 
 
 def assert_savable(config: FinetuningConfig, pretrained: Pretrained) -> None:

@@ -2,23 +2,19 @@
 
 import contextlib
 import os
-import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 
-import torch
 from composer.utils import dist
 
-from maelm_composer.device import name_device
+from maelm_composer.device import LESS_MEMORY
 from maelm_composer.errors import InputError
 from maelm_composer.records import UnfinishedPretraining
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import end_record, read_record
 from maelm_composer.training.signals import Stopped
-
-LESS_MEMORY = 'lower training.device_train_microbatch_size or data.num_workers'
 
 
 @contextlib.contextmanager
@@ -40,21 +36,6 @@ def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[Non
             say(line)
             raise error from None
         raise
-
-
-@contextlib.contextmanager
-def explain_memory(microbatch_size: int, key: str = 'training.device_train_microbatch_size') -> Iterator[None]:
-    """Turn the errors of a device, or of a machine, whose memory is exhausted into an InputError that names ``key``."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise InputError(
-            f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: lower {key}'
-        ) from error
-    except RuntimeError as error:
-        if re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error)) is None:
-            raise
-        raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
 
 
 def end_after(folder: RunFolder, rank: int) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import load_id_counts, load_manifest
-from maelm_composer.device import find_device, keep_freed_memory, name_device
+from maelm_composer.device import LESS_MEMORY, explain_memory, find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.masking.collate import build_collator
@@ -38,7 +38,7 @@ from maelm_composer.training.callbacks import (
     parse_metrics,
 )
 from maelm_composer.training.checkpoints import CheckpointSaver, drop_unportable
-from maelm_composer.training.ending import LESS_MEMORY, end_after, explain_memory, record_ending
+from maelm_composer.training.ending import end_after, record_ending
 from maelm_composer.training.initial import describe_start, load_initial_weights
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule, restore_learning_rate
