@@ -41,7 +41,7 @@ test: $(VENV)/.ready  ## the fast suite, two tests at a time; with MAELM_DATA na
 	python -m pytest -q -n 2 --dist worksteal
 
 test-ranks: $(VENV)/.ready  ## the slow tests of two ranks under the launcher and of sharded checkpoints
-	python -m pytest -q -m slow -k "two_ranks or bad_input or sharded" tests/training/test_processes.py tests/training/test_checkpoints.py
+	python -m pytest -q -m slow -k "two_ranks or bad_input or sharded" $(addprefix tests/training/test_,processes.py checkpoints.py object_storage.py)
 
 test-slow: $(VENV)/.ready
 	python -m pytest -q -m slow

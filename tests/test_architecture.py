@@ -138,7 +138,7 @@ def test_every_imported_package_is_declared():
     assert {r for r in imported if not declared & {p.lower().replace('_', '-') for p in packages[r]}} == set()
 
 
-@pytest.mark.parametrize(('modules', 'package'), [(TORCHLESS, 'torch'), (COMPOSERLESS, 'composer')])
+@pytest.mark.parametrize('modules, package', [(TORCHLESS, 'torch'), (COMPOSERLESS, 'composer')])
 def test_start_up_imports_no_more_than_it_needs(modules, package):
     """Not even through what these modules import."""
     names = ', '.join(f'maelm_composer.{name}' for name in modules)

@@ -5,6 +5,7 @@
     recipe.yaml  record.json  metrics.csv  manifest.json (of the shards)  tokenizer/
     latest                      -> the newest whole checkpoint (a link; in an object store a text object)
     samples-000051200/          model.safetensors  progress.json  state.pt (or state/, one shard a rank)
+    .unsent/                    checkpoints of the working copy that are not yet in the object store
 """
 
 from maelm_composer.data.manifest import FILE_NAME
@@ -13,7 +14,7 @@ from maelm_composer.data.manifest import TOKENIZER_FILE as TOKENIZER_FILE
 
 RECIPE, RECORD, METRICS, LATEST = 'recipe.yaml', 'record.json', 'metrics.csv', 'latest'
 MANIFEST = FILE_NAME  # of the run's shards
-CHECKPOINT_PREFIX = 'samples-'
+CHECKPOINT_PREFIX, UNSENT = 'samples-', '.unsent'
 WEIGHTS, PROGRESS, STATE, SHARDED_STATE = 'model.safetensors', 'progress.json', 'state.pt', 'state'
 FINETUNED, HUGGING_FACE_CONFIG = 'finetuned.json', 'config.json'
 

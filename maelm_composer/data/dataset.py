@@ -14,6 +14,7 @@ from streaming.base.hashing import get_hash
 from maelm_composer.config import DataConfig
 from maelm_composer.data import storage
 from maelm_composer.data.manifest import Manifest
+from maelm_composer.data.outage import read_through_outage
 from maelm_composer.data.shards import HASH
 from maelm_composer.errors import InputError
 from maelm_composer.patches import RobustStreamingDataset
@@ -27,10 +28,10 @@ class VerifiedStream(Stream):
     shard into place in one atomic step, so any number of jobs can share a cache, whether they end or are killed.
     """
 
-    def __init__(self, source: str, local: str) -> None:
+    def __init__(self, source: str, local: str, max_outage_minutes: float) -> None:
         # Without a remote Streaming neither downloads nor reserves the folder for one job.
         super().__init__(local=local, keep_zip=False)
-        self.source = source
+        self.source, self.max_outage_minutes = source, max_outage_minutes
         content, cached = storage.read_file(storage.join(source, 'index.json')), os.path.join(local, 'index.json')
         if content is None:
             raise InputError(f'{source}/index.json is missing: run `maelm shards` again')
@@ -51,16 +52,21 @@ class VerifiedStream(Stream):
         if os.path.isfile(target) and os.path.getsize(target) == raw.bytes:
             return 0
         Path(target).unlink(missing_ok=True)  # so that no job reads a truncated file
-        source = storage.join(self.source, packed.basename)
-        content = storage.read_file(source)
-        if content is None:
-            raise InputError(f'shard {source} is missing: run `maelm shards` again')
-        if get_hash(HASH, content) != packed.hashes[HASH]:
-            raise InputError(
-                f'shard {source} is damaged: its {HASH} is not the one in index.json; run `maelm shards` again'
-            )
+        content = self._fetch(packed.basename, packed.hashes[HASH])
         storage.write_file(target, decompress(shard.compression, content))
         return int(raw.bytes)
+
+    def _fetch(self, name: str, expected: str) -> bytes:
+        source = storage.join(self.source, name)
+        for _ in range(2):  # an answer may have been damaged on its way
+            content = read_through_outage(source, self.max_outage_minutes, Path(self.local, '.outage'))
+            if content is None:
+                raise InputError(f'shard {source} is missing: run `maelm shards` again')
+            if get_hash(HASH, content) == expected:
+                return content
+        raise InputError(
+            f'shard {source} is damaged: its {HASH} is not the one in index.json; run `maelm shards` again'
+        )
 
 
 def _assert_harmless(index: bytes, where: str) -> None:
@@ -83,16 +89,27 @@ class PretrainingRows(RobustStreamingDataset):
 
     Args:
         batch_size: rows of one rank in one optimizer step; the global batch is that times the number of ranks.
+        max_outage_minutes: how long a shard in an object store that does not answer is waited for.
 
     Raises:
         InputError: an index or a shard is missing, or its hash is wrong.
     """
 
-    def __init__(self, config: DataConfig, manifest: Manifest, split: str, *, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        manifest: Manifest,
+        split: str,
+        *,
+        batch_size: int,
+        seed: int,
+        max_outage_minutes: float = 0.0,
+    ) -> None:
         is_train = split == 'train'
         global_batch_size = batch_size * get_world_size()
+        source, local = storage.join(config.remote, split), str(cache_folder(config, manifest) / split)
         super().__init__(
-            streams=[VerifiedStream(storage.join(config.remote, split), str(cache_folder(config, manifest) / split))],
+            streams=[VerifiedStream(source, local, max_outage_minutes)],
             # Only whole batches, so that the rows of an epoch do not depend on the number of ranks. In training each
             # epoch leaves out other rows.
             epoch_size=manifest.splits[split].rows // global_batch_size * global_batch_size or None,

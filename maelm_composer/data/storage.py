@@ -16,6 +16,10 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import write_bytes
 
 
+class OutageError(InputError):
+    """The object store does not answer, or says that it is overloaded: the same call may succeed later."""
+
+
 def join(url: str, *names: str) -> str:
     """Join a folder or s3:// address and names with slashes."""
     return '/'.join([url.rstrip('/') or '/', *names])
@@ -39,14 +43,15 @@ def read_file(url: str) -> bytes | None:
     """The bytes of the file at ``url``, or None if there is no such file.
 
     Raises:
-        InputError: the bucket does not exist, the credentials are refused, or the endpoint does not answer.
+        InputError: the bucket does not exist, or the credentials are refused.
+        OutageError: the endpoint does not answer.
     """
     if not is_s3(url):
         try:
             return Path(url).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-    from botocore.exceptions import HTTPClientError, IncompleteReadError
+    from botocore.exceptions import FlexibleChecksumError, HTTPClientError, IncompleteReadError
 
     with _s3(url) as (client, bucket, key):
         left = 3
@@ -57,7 +62,7 @@ def read_file(url: str) -> bytes | None:
                 return None
             try:
                 return body.read()
-            except (HTTPClientError, IncompleteReadError):  # botocore does not retry a connection lost in the body
+            except (HTTPClientError, IncompleteReadError, FlexibleChecksumError):  # botocore retries until the body
                 left -= 1
                 if not left:
                     raise
@@ -113,7 +118,7 @@ def _s3_client() -> Any:
     import boto3
     from botocore.config import Config
 
-    config = Config(connect_timeout=10, read_timeout=60, retries={'mode': 'standard', 'max_attempts': 4})
+    config = Config(connect_timeout=10, read_timeout=60, retries={'mode': 'standard'})
     return boto3.session.Session().client('s3', endpoint_url=os.environ.get('S3_ENDPOINT_URL'), config=config)
 
 
@@ -123,19 +128,25 @@ os.register_at_fork(after_in_child=_s3_client.cache_clear)  # a client must not 
 @contextlib.contextmanager
 def _s3(url: str) -> Iterator[tuple[Any, str, str]]:
     """Give the client, the bucket and the key of ``url``; errors of the body become InputError."""
-    from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError
+    from boto3.exceptions import Boto3Error, RetriesExceededError
+    from botocore import exceptions as botocore
 
     bucket, _, key = url.removeprefix('s3://').partition('/')
     try:
         yield _s3_client(), bucket, key
-    except ClientError as error:
-        reason = {
-            'NoSuchBucket': 'there is no such bucket',
-            'AccessDenied': 'access denied; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY',
-            'InvalidAccessKeyId': 'the access key is not known there; check AWS_ACCESS_KEY_ID',
-            'SignatureDoesNotMatch': 'the secret key is wrong; check AWS_SECRET_ACCESS_KEY',
-        }.get(error.response.get('Error', {}).get('Code', ''), str(error))
-        raise InputError(f'{url}: {reason}') from None
-    except (BotoCoreError, Boto3Error, ValueError) as error:  # ValueError: the endpoint is no URL
-        raise InputError(f'{url}: {error}') from None
+    except (botocore.BotoCoreError, botocore.ClientError, Boto3Error, ValueError) as error:  # ValueError: no URL
+        cause = error.__context__ if isinstance(error.__context__, botocore.ClientError) else error  # of an upload
+        if isinstance(cause, botocore.ClientError):
+            reason = {
+                'NoSuchBucket': 'there is no such bucket',
+                'AccessDenied': 'access denied; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY',
+                'InvalidAccessKeyId': 'the access key is not known there; check AWS_ACCESS_KEY_ID',
+                'SignatureDoesNotMatch': 'the secret key is wrong; check AWS_SECRET_ACCESS_KEY',
+            }.get(cause.response.get('Error', {}).get('Code', ''), str(cause))
+            status = cause.response.get('ResponseMetadata', {}).get('HTTPStatusCode', 0)
+            is_outage = status >= 500 or status in (408, 429)
+        else:
+            reason = str(cause)
+            lost = (botocore.HTTPClientError, botocore.ConnectionError, RetriesExceededError)
+            is_outage = isinstance(cause, (*lost, botocore.IncompleteReadError, botocore.FlexibleChecksumError))
+        raise (OutageError if is_outage else InputError)(f'{url}: {reason}') from None

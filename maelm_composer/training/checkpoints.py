@@ -10,6 +10,8 @@ import copyreg
 import os
 import pickle
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
+from maelm_composer.checkpoints.names import PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
 from maelm_composer.config import TrainingConfig
+from maelm_composer.data.outage import Outage
+from maelm_composer.data.storage import OutageError
 from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask, write_json
 from maelm_composer.training.callbacks import TrainingClock
@@ -37,8 +41,11 @@ METADATA = '.metadata'  # torch's file about the tensors in the shards
 class CheckpointSaver(Callback):
     """Saves at the first batch at or after every interval, at the end, and on a stop signal."""
 
-    def __init__(self, folder: RunFolder, clock: TrainingClock, training: TrainingConfig) -> None:
-        self.folder, self.clock = folder, clock
+    def __init__(
+        self, folder: RunFolder, clock: TrainingClock, training: TrainingConfig, say: Callable[[str], None]
+    ) -> None:
+        self.folder, self.clock, self.say = folder, clock, say
+        self.patience, self.outage = training.max_outage_minutes, Outage(training.max_outage_minutes)
         self.interval_samples, self.keep = training.checkpoint_interval_samples, training.checkpoints_to_keep
         self.signals = StopSignals()
 
@@ -51,8 +58,15 @@ class CheckpointSaver(Callback):
         stop = self.signals.agree(state.device)
         if stop or is_due(state, self.interval_samples):
             self._save(state)
-        if stop and not is_last:
-            raise Stopped(stop, f'saved at {samples:,} samples')
+        if self.folder.unsent:
+            self._send(state, now=stop > 0)
+        while is_last and self.folder.unsent and not stop:
+            time.sleep(0.5)
+            stop = self.signals.agree(state.device)
+            self._send(state)
+        if stop and not (is_last and not self.folder.unsent):
+            where = f' in {self.folder.local}, not yet in {self.folder.uri}' if self.folder.unsent else ''
+            raise Stopped(stop, f'saved at {samples:,} samples{where}')
 
     def close(self, state: State, logger: Logger) -> None:
         self.signals.restore()
@@ -73,10 +87,54 @@ class CheckpointSaver(Callback):
                 f'checkpoint {name} could not be written to {self.folder.local}: {describe_cause(error)}; '
                 + (f'the previous checkpoint ({before}) is complete' if before else 'there is no previous one')
             ) from error
-        self.folder.publish(staged, name, with_file=METRICS)
+        self.folder.publish(staged, name)
+        if not self.folder.is_remote:
+            self._remove_outdated()
+
+    def _send(self, state: State, now: bool = False) -> None:
+        """Upload the checkpoints that wait; training goes on in an outage, and a later call tries again.
+
+        Args:
+            now: also if it is not yet time for another try.
+
+        Raises:
+            InputError: the outage has lasted for ``training.max_outage_minutes``.
+        """
+        due = [now or self.outage.is_due]
+        dist.broadcast_object_list(due, src=0)  # every rank has its own clock
+        if not due[0]:
+            return
+        folder = self.folder
+        try:
+            folder.send()
+        except OutageError as error:
+            is_first, is_over = self.outage.note(), [self.outage.is_over_limit]
+            dist.broadcast_object_list(is_over, src=0)
+            if is_over[0]:
+                samples = state.timestamp.sample.value
+                if folder.unsent[-1] != name_checkpoint(samples):
+                    self._save(state)
+                raise InputError(
+                    f'{error}; no answer for {self.patience:g} minutes (training.max_outage_minutes): saved at '
+                    f'{samples:,} samples in {folder.local}; the same command resumes the run'
+                ) from None
+            if is_first:
+                self.say(
+                    f'{error}: training goes on, the upload is tried again for {self.patience:g} minutes '
+                    f'(training.max_outage_minutes)'
+                )
+        else:
+            if self.outage.since is not None:
+                self.say(f'{folder.uri} answers after {self.outage.seconds:.0f} s: every checkpoint is uploaded')
+            self.outage = Outage(self.patience)
+            with contextlib.suppress(OutageError):  # removed with the next ones
+                self._remove_outdated()
+
+    def _remove_outdated(self) -> None:
         if dist.get_global_rank() == 0 and self.keep > 0:
-            # A later one than this is incomplete, or the run was killed before `latest` named it.
-            complete = [other for other in self.folder.checkpoints() if other <= name]
+            latest = self.folder.latest() or ''
+            # A later one is incomplete, or the run was killed before `latest` named it.
+            complete = [name for name in self.folder.checkpoints() if name <= latest]
             for outdated in complete[: -self.keep]:
                 self.folder.remove(outdated)
 

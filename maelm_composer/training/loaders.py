@@ -23,7 +23,7 @@ from maelm_composer.training.signals import ignore_stop_signals
 def build_train_loader(
     config: PretrainingConfig, manifest: Manifest, collator: MaskingCollator, plan: Plan
 ) -> DataSpec:
-    dataset = PretrainingRows(config.data, manifest, 'train', batch_size=plan.device_batch_size, seed=config.seed)
+    dataset = _open_rows(config, manifest, 'train', plan.device_batch_size)
     loader = StreamingDataLoader(
         dataset, batch_size=plan.device_batch_size, drop_last=True, **_loader_settings(config, collator)
     )
@@ -36,7 +36,7 @@ def build_evaluator(config: PretrainingConfig, manifest: Manifest, collator: Mas
     Raises:
         InputError: there are fewer validation rows than ranks.
     """
-    dataset = PretrainingRows(config.data, manifest, 'validation', batch_size=plan.microbatch_size, seed=config.seed)
+    dataset = _open_rows(config, manifest, 'validation', plan.microbatch_size)
     rows = min(config.training.eval_rows, manifest.splits['validation'].rows)
     rows -= rows % plan.world_size  # every rank gets as many rows; a padded sampler would repeat some
     if rows == 0:
@@ -53,6 +53,13 @@ def build_evaluator(config: PretrainingConfig, manifest: Manifest, collator: Mas
         dataloader=DataSpec(loader, get_num_tokens_in_batch=count_predicted),
         # Validation at the last batch too, before its row of metrics.csv is written.
         eval_interval=lambda state, event: event is Event.BATCH_END and is_due(state, interval),
+    )
+
+
+def _open_rows(config: PretrainingConfig, manifest: Manifest, split: str, batch_size: int) -> PretrainingRows:
+    patience = config.training.max_outage_minutes
+    return PretrainingRows(
+        config.data, manifest, split, batch_size=batch_size, seed=config.seed, max_outage_minutes=patience
     )
 
 

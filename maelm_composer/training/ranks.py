@@ -10,13 +10,17 @@ import torch
 from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.utils import dist
 
-from maelm_composer.config import Sharding
+from maelm_composer.config import Sharding, TrainingConfig
+from maelm_composer.data.storage import OutageError
 from maelm_composer.errors import InputError
 
-DIST_TIMEOUT_SECONDS = 1800.0  # a collective waits this long for the slowest rank, which may be downloading
+
+def count_patience(training: TrainingConfig) -> float:
+    """Seconds that a collective waits for the slowest rank, which may be downloading or waiting for an object store."""
+    return 1800 + 60 * training.max_outage_minutes
 
 
-def start_rank(sharding: Sharding) -> Device:
+def start_rank(training: TrainingConfig) -> Device:
     """Choose this rank's device and share of the cores, and connect the ranks if there are several.
 
     Raises:
@@ -32,8 +36,8 @@ def start_rank(sharding: Sharding) -> Device:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
     # Composer's default is TF32, but training.precision=fp32 promises fp32.
     device = DeviceGPU(allow_tf32=False) if gpus else DeviceCPU()
-    if dist.get_world_size() > 1 or sharding is not Sharding.ddp:
-        dist.initialize_dist(device, timeout=DIST_TIMEOUT_SECONDS)
+    if dist.get_world_size() > 1 or training.sharding is not Sharding.ddp:
+        dist.initialize_dist(device, timeout=count_patience(training))
     return device
 
 
@@ -42,15 +46,19 @@ def raise_on_all_ranks() -> Iterator[None]:
     """Raise an InputError or OSError of any rank's body as InputError on every rank. Called by every rank.
 
     The launcher ends only the ranks of the failed rank's node; the other nodes would wait for the failed rank.
+
+    Raises:
+        OutageError: every rank that failed did so because an object store did not answer.
     """
     failure = None
     try:
         yield
     except (InputError, OSError) as error:
-        failure = str(error)
-    for reason in dist.all_gather_object(failure):
-        if reason is not None:
-            raise InputError(reason)
+        failure = isinstance(error, OutageError), str(error)
+    failures = [found for found in dist.all_gather_object(failure) if found is not None]
+    if failures:
+        is_outage, reason = min(failures)
+        raise (OutageError if is_outage else InputError)(reason)
 
 
 @contextlib.contextmanager

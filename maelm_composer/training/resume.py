@@ -31,6 +31,7 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
     Raises:
         InputError: the checkpoint is damaged, its weights do not fit ``model``, or it has another sharding.
     """
+    folder.recover()
     with raise_on_all_ranks():
         names = [folder.latest() if dist.get_global_rank() == 0 else None]
     dist.broadcast_object_list(names, src=0)

@@ -43,7 +43,7 @@ from maelm_composer.training.initial import describe_start, load_initial_weights
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule, restore_learning_rate
 from maelm_composer.training.plan import Plan, count_training_flops
-from maelm_composer.training.ranks import DIST_TIMEOUT_SECONDS, raise_on_all_ranks, start_rank, watch_ranks
+from maelm_composer.training.ranks import count_patience, raise_on_all_ranks, start_rank, watch_ranks
 from maelm_composer.training.resume import ResumePoint, find_resume_point
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify, read_record
@@ -65,7 +65,7 @@ def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
     silence_warnings()
     keep_freed_memory()
     end_with_launcher()
-    device = start_rank(config.training.sharding)
+    device = start_rank(config.training)
     with contextlib.ExitStack() as locks:
         run = _Run(config, locks)
         resume_point = run.prepare_model()
@@ -212,7 +212,7 @@ class _Run:
                 DivergenceStop(clipping),
                 self.log,
                 Report(self.print, self.clock, self.log, training.compile),
-                CheckpointSaver(self.folder, self.clock, training),
+                CheckpointSaver(self.folder, self.clock, training, self.print),
             ],
             loggers=self.loggers,
             progress_bar=sys.stderr.isatty(),
@@ -225,7 +225,7 @@ class _Run:
             accumulate_train_batch_on_tokens=config.masking.rounds_at_random or self.collator.predicts_every_token,
             parallelism_config=build_parallelism(training.sharding),
             spin_dataloaders=False,
-            dist_timeout=DIST_TIMEOUT_SECONDS,
+            dist_timeout=count_patience(training),
             load_path=str(resume_point.state) if resume_point else None,
             load_ignore_keys=drop_unportable,
             load_progress_bar=False,

@@ -1,22 +1,35 @@
 """The folder of a run (checkpoints/names.py): a local folder, or an object store with a local working copy."""
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
 
 from composer.utils import dist
 
-from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST
-from maelm_composer.data.storage import delete, download, is_s3, join, list_names, read_file, upload, write_file
+from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST, METRICS, RECORD, UNSENT
+from maelm_composer.data.storage import (
+    OutageError,
+    delete,
+    download,
+    is_s3,
+    join,
+    list_names,
+    read_file,
+    upload,
+    write_file,
+)
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.training.ranks import raise_on_all_ranks
+
+ADDRESS = 'address'  # file that says where the checkpoints beside it are to be sent
 
 
 class RunFolder:
     """Reads and writes files, and publishes checkpoints, by their names relative to ``save_folder``.
 
-    Every method raises InputError where the object store cannot be reached or denies access;
+    Every method raises InputError where the object store denies access, and OutageError where it does not answer;
     :meth:`assert_writable` finds that out before training.
     """
 
@@ -24,6 +37,7 @@ class RunFolder:
         self.uri = save_folder.rstrip('/')
         self.is_remote = is_s3(self.uri)
         self.local = Path(f'runs/{run_name}' if self.is_remote else self.uri).absolute()
+        self.unsent: list[str] = []  # checkpoints of this process that the object store lacks; the same on every rank
 
     def assert_writable(self) -> None:
         """Write a file and read it back; refuse a working copy in the folder of a local run."""
@@ -76,36 +90,82 @@ class RunFolder:
         link = self.local / LATEST
         return os.readlink(link) if link.is_symlink() else None
 
-    def publish(self, staged: Path, name: str, with_file: str) -> None:
+    def publish(self, staged: Path, name: str) -> None:
         """Move a complete checkpoint to ``name`` and point ``latest`` to it. Called by every rank.
 
         A kill before the last step leaves ``latest`` at the previous checkpoint. Without an object store all nodes must
-        share the disk.
+        share the disk; with one, :meth:`send` does the last step, and the checkpoint is in ``unsent`` until then.
 
         Args:
             staged: folder that holds the checkpoint's files.
-            with_file: file of the working copy that is uploaded before the checkpoint.
         """
         with raise_on_all_ranks():
-            if self.is_remote and dist.get_global_rank() == 0:
-                upload(self.local / with_file, join(self.uri, with_file))
             if self.is_remote and dist.get_local_rank() == 0:
-                for file in list_names(str(staged), recursive=True):
-                    upload(staged / file, join(self.uri, name, file))
+                write_text(self.local / UNSENT / ADDRESS, self.uri)
+                with contextlib.suppress(FileNotFoundError):  # another node on the same disk has moved it
+                    staged.rename(self.local / UNSENT / name)
+            elif dist.get_global_rank() == 0:
+                if (self.local / name).exists():  # left by a run that was killed before the link was set
+                    shutil.rmtree(self.local / name)
+                staged.rename(self.local / name)
+                link = self.local / f'.{LATEST}'
+                link.unlink(missing_ok=True)
+                link.symlink_to(name)
+                link.replace(self.local / LATEST)
+        if self.is_remote:
+            self.unsent.append(name)
+
+    def send(self) -> None:
+        """Upload the log and the checkpoints in ``unsent``, oldest first. Called by every rank.
+
+        Raises:
+            OutageError: the object store does not answer; the checkpoints that it lacks are still in ``unsent``.
+        """
+        while self.unsent:
+            folder = self.local / UNSENT / self.unsent[0]
+            with raise_on_all_ranks():
+                if dist.get_global_rank() == 0:
+                    upload(self.local / METRICS, join(self.uri, METRICS))
+                if dist.get_local_rank() == 0:
+                    files = list_names(str(folder), recursive=True)
+                    if not files:
+                        raise InputError(f'{folder} has vanished: something else deletes the files of this run')
+                    url = join(self.uri, folder.name)
+                    for file in files:
+                        upload(folder / file, join(url, file))
+                    if lost := {*files} - {*list_names(url, recursive=True)}:
+                        raise OutageError(f'{join(url, min(lost))}: was accepted, but is not there')
+            with raise_on_all_ranks():
+                if dist.get_global_rank() == 0:
+                    self.write(LATEST, folder.name)
+            del self.unsent[0]
+            if dist.get_local_rank() == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def recover(self) -> None:
+        """Upload what an earlier process of this run could not. Called by every rank.
+
+        Raises:
+            InputError: these checkpoints are of another address, or the object store no longer has their run.
+        """
+        waiting: set[str] | None = None
         with raise_on_all_ranks():
-            if dist.get_global_rank() == 0:
-                if self.is_remote:
-                    self.write(LATEST, name)
-                else:
-                    if (self.local / name).exists():  # left by a run that was killed before the link was set
-                        shutil.rmtree(self.local / name)
-                    staged.rename(self.local / name)
-                    link = self.local / f'.{LATEST}'
-                    link.unlink(missing_ok=True)
-                    link.symlink_to(name)
-                    link.replace(self.local / LATEST)
-        if self.is_remote and dist.get_local_rank() == 0:
-            shutil.rmtree(staged, ignore_errors=True)
+            if self.is_remote and dist.get_local_rank() == 0:
+                waiting = {path.name for path in (self.local / UNSENT).glob(f'{CHECKPOINT_PREFIX}*')}
+                if waiting:
+                    address = read_file(str(self.local / UNSENT / ADDRESS)) or b'its object store'
+                    if address != self.uri.encode() or self.read(RECORD) is None:
+                        raise InputError(
+                            f'{self.local / UNSENT} holds checkpoints of another run, which were not uploaded to '
+                            f'{address.decode()}: resume that run there, or delete the folder'
+                        )
+                    waiting = {name for name in waiting if name > (self.latest() or '')}
+        held = [names for names in dist.all_gather_object(waiting) if names is not None]
+        if held:
+            self.unsent = sorted(set.intersection(*held))  # each node holds its own part
+            self.send()
+            if dist.get_local_rank() == 0:
+                shutil.rmtree(self.local / UNSENT, ignore_errors=True)
 
     def fetch(self, name: str) -> Path:
         """Return a checkpoint's local folder, downloaded to every node if need be. Called by every rank."""

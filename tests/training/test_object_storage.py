@@ -1,36 +1,48 @@
 """Shards, checkpoints and resumption over HTTP, against a real S3 endpoint on loopback."""
 
+import re
 import shutil
+import signal
 import socket
+import threading
 from pathlib import Path
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from streaming import StreamingDataLoader
 
-from maelm_composer.data import storage
+from maelm_composer.config import DataConfig
+from maelm_composer.data import dataset, storage
+from maelm_composer.data.dataset import PretrainingRows
+from maelm_composer.data.manifest import load_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.training.run import pretrain
+from tests.faulty_s3 import FaultyS3
+from tests.training.conftest import count_rows
 
 
 @pytest.fixture
-def bucket(monkeypatch, shards):
-    server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv('S3_ENDPOINT_URL', f'http://{host}:{port}')
+def server(monkeypatch):
+    server = FaultyS3()
+    monkeypatch.setenv('S3_ENDPOINT_URL', server.url)
     for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
         monkeypatch.setenv(name, 'testing')
     monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
-    client = boto3.client('s3', endpoint_url=f'http://{host}:{port}')
+    monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')  # what botocore waits between its own tries only takes time here
+    storage._s3_client.cache_clear()  # it keeps the endpoint that it was made for
+    yield server
+    server.stop()
+    storage._s3_client.cache_clear()
+
+
+@pytest.fixture
+def bucket(server, shards):
+    client = boto3.client('s3', endpoint_url=server.url)
     client.create_bucket(Bucket='runs')
     for path in shards.rglob('*'):
         if path.is_file():
             client.upload_file(str(path), 'runs', f'shards/{path.relative_to(shards)}')
-    storage._s3_client.cache_clear()  # it keeps the endpoint that it was made for
-    yield client
-    server.stop()
-    storage._s3_client.cache_clear()
+    return client
 
 
 def test_a_run_from_and_to_a_bucket_survives_the_loss_of_its_machine(bucket, recipe, signal_after, assert_same_run):
@@ -43,19 +55,132 @@ def test_a_run_from_and_to_a_bucket_survives_the_loss_of_its_machine(bucket, rec
     shutil.rmtree('cache')
     pretrain(recipe(*remote))
 
-    keys = [item['Key'] for item in bucket.list_objects_v2(Bucket='runs', Prefix='checkpoints/')['Contents']]
-    names = {key.split('/')[1] for key in keys}
+    names = list_names(bucket)
     assert {name for name in names if name.startswith('samples-')} == {'samples-000000000256', 'samples-000000000384'}
     assert names >= {'recipe.yaml', 'record.json', 'metrics.csv', 'latest'}
-    assert not list(Path('runs/recipe').glob('*samples-*'))  # the working copy keeps no checkpoint
-    Path('fetched').mkdir()
-    for name in ('metrics.csv', 'latest'):
-        bucket.download_file('runs', f'checkpoints/{name}', f'fetched/{name}')
-    latest = Path('fetched/latest').read_text()
-    Path('fetched/latest').unlink()
-    Path('fetched/latest').mkdir()
+    assert not list(Path('runs/recipe').rglob('*samples-*'))  # the working copy keeps no checkpoint
+    assert_same_run('whole', fetch(bucket))
+
+
+def list_names(bucket) -> set[str]:
+    keys = [item['Key'] for item in bucket.list_objects_v2(Bucket='runs', Prefix='checkpoints/')['Contents']]
+    return {key.split('/')[1] for key in keys}
+
+
+def fetch(bucket) -> str:
+    Path('fetched/latest').mkdir(parents=True)
+    bucket.download_file('runs', 'checkpoints/metrics.csv', 'fetched/metrics.csv')
+    latest = bucket.get_object(Bucket='runs', Key='checkpoints/latest')['Body'].read().decode()
     bucket.download_file('runs', f'checkpoints/{latest}/model.safetensors', 'fetched/latest/model.safetensors')
-    assert_same_run('whole', 'fetched')
+    return 'fetched'
+
+
+def begin_outage(server, fault: str) -> None:
+    if fault == 'refused':
+        server.stop()
+    server.fault = fault
+
+
+def end_outage(server) -> None:
+    if server.fault == 'refused':
+        server.start()
+    server.fault = None
+
+
+@pytest.fixture
+def outage_between(server, wait_for):
+    """``outage_between(fault, first, last)``: the server fails from row ``first`` of metrics.csv to row ``last``."""
+
+    def act(fault: str, first: int, last: int | None = None) -> None:
+        wait_for(lambda: count_rows('runs/recipe') >= first)
+        begin_outage(server, fault)
+        if last is not None:
+            wait_for(lambda: count_rows('runs/recipe') >= last)
+            end_outage(server)
+
+    return lambda *arguments: threading.Thread(target=act, args=arguments, daemon=True).start()
+
+
+@pytest.mark.parametrize('fault', ['refused', '503', 'lost'])
+def test_training_goes_on_through_an_outage(bucket, server, recipe, outage_between, assert_same_run, capsys, fault):
+    """Both checkpoints of the outage wait and are uploaded after it, the older one first."""
+    pretrain(recipe('save_folder=whole'))
+    capsys.readouterr()
+    outage_between(fault, 3, 24)
+    pretrain(recipe('save_folder=s3://runs/checkpoints'))
+    lines = said(capsys)
+    assert lines.count('training goes on, the upload is tried again for 30 minutes') == 1
+    assert len(re.findall(r's3://runs/checkpoints answers after \d+ s: every checkpoint is uploaded', lines)) == 1
+    assert server.fault is None
+    assert {name for name in list_names(bucket) if name.startswith('samples-')} == {
+        f'samples-{rows:012d}' for rows in (128, 256, 384)
+    }
+    assert not list(Path('runs/recipe').rglob('*samples-*'))
+    assert_same_run('whole', fetch(bucket))
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_through_an_outage_together(bucket, recipe, start, outage_between, assert_same_run):
+    recipe()
+    arguments = ('recipe.yaml', 'training.sharding=full_shard')
+    out, _ = start(*arguments, 'save_folder=whole', ranks=2).communicate(timeout=300)
+    outage_between('503', 3, 24)
+    process = start(*arguments, 'run_name=recipe', 'save_folder=s3://runs/checkpoints', ranks=2)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    assert out.count('training goes on') == out.count('every checkpoint is uploaded') == 1
+    assert_same_run('whole', fetch(bucket))
+
+
+@pytest.mark.parametrize('how', ['limit', 'signal'])
+def test_what_an_outage_kept_here_is_uploaded_by_the_next_start(
+    bucket, server, recipe, outage_between, signal_after, assert_same_run, capsys, how
+):
+    pretrain(recipe('save_folder=whole'))
+    remote = 'save_folder=s3://runs/checkpoints'
+    outage_between('503', 3)
+    if how == 'limit':
+        with pytest.raises(
+            InputError,
+            match=r'SlowDown.*no answer for 0.001 minutes .*: saved at \d+ samples in \S+/runs/recipe; the same',
+        ):
+            pretrain(recipe(remote, 'training.max_outage_minutes=0.001'))
+    else:
+        signal_after('runs/recipe', 11)
+        with pytest.raises(SystemExit) as ending:
+            pretrain(recipe(remote))
+        assert ending.value.code == 128 + signal.SIGTERM
+        assert re.search(
+            r'saved at \d+ samples in \S+/runs/recipe, not yet in s3://runs/checkpoints; the same command', said(capsys)
+        )
+    kept = sorted(path.name for path in Path('runs/recipe/.unsent').glob('samples-*'))
+    assert kept
+    with pytest.raises(InputError, match='SlowDown'):
+        pretrain(recipe(remote))  # which loses nothing
+    assert sorted(path.name for path in Path('runs/recipe/.unsent').glob('samples-*')) == kept
+    end_outage(server)
+    with pytest.raises(InputError, match=r'\.unsent holds checkpoints .* s3://runs/checkpoints: resume that run there'):
+        pretrain(recipe('save_folder=s3://runs/elsewhere'))
+    pretrain(recipe(remote))
+    assert f'resuming from {int(kept[-1][8:])} samples' in said(capsys)
+    assert list_names(bucket) >= {*kept, 'samples-000000000384'}
+    assert_same_run('whole', fetch(bucket))
+
+
+def said(capsys) -> str:
+    return ' '.join(capsys.readouterr().out.split())
+
+
+def test_access_denied_in_the_middle_ends_the_run_and_loses_nothing(
+    bucket, server, recipe, outage_between, assert_same_run
+):
+    pretrain(recipe('save_folder=whole'))
+    outage_between('403', 3)
+    with pytest.raises(InputError, match=r's3://runs/checkpoints/\S+: access denied; check AWS_ACCESS_KEY_ID'):
+        pretrain(recipe('save_folder=s3://runs/checkpoints'))
+    end_outage(server)
+    pretrain(recipe('save_folder=s3://runs/checkpoints'))
+    assert_same_run('whole', fetch(bucket))
 
 
 def test_a_bucket_that_is_not_there_is_told_before_training(bucket, recipe):
@@ -79,3 +204,37 @@ def test_an_endpoint_that_does_not_answer_is_told_before_training(bucket, recipe
     storage._s3_client.cache_clear()
     with pytest.raises(InputError, match='Could not connect'):
         pretrain(recipe('save_folder=s3://runs/x'))
+
+
+def read_rows(remote: str, workers: int, patience: float = 0.0) -> list[list[int]]:
+    config, manifest = DataConfig(remote=remote), load_manifest(remote)
+    rows = PretrainingRows(config, manifest, 'train', batch_size=4, seed=5, max_outage_minutes=patience)
+    loader = StreamingDataLoader(rows, batch_size=4, num_workers=workers, drop_last=True)
+    return [ids for batch in loader for ids in batch['input_ids'].tolist()]
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_shards_are_waited_for(bucket, server, shards, workspace, monkeypatch, capfd, workers):
+    whole = read_rows(str(shards), workers)
+    begin = dataset.VerifiedStream.set_up_local
+
+    def begin_and_fail(stream, *arguments) -> None:  # the index has been read
+        begin(stream, *arguments)
+        server.fault, server.times = '503', server.failed + 3
+
+    monkeypatch.setattr(dataset.VerifiedStream, 'set_up_local', begin_and_fail)
+    assert read_rows('s3://runs/shards', workers, patience=1) == whole
+    lines = said(capfd)
+    shard = r's3://runs/shards/train/shard.0000\d.mds.zstd'
+    assert len(re.findall(shard + ': .*SlowDown.*: trying again for 1 min', lines)) == 1
+    assert len(re.findall(shard + r' answers after \d+ s', lines)) == 1
+    shutil.rmtree('cache')
+    with pytest.raises(InputError, match='SlowDown'):
+        read_rows('s3://runs/shards', workers)
+
+
+def test_an_answer_damaged_on_its_way_is_asked_for_again(bucket, server):
+    bucket.put_object(Bucket='runs', Key='x', Body=b'whole')
+    server.fault, server.times = 'damaged', 1
+    assert storage.read_file('s3://runs/x') == b'whole'
+    assert server.failed == 1

@@ -1,0 +1,71 @@
+"""An S3 server on loopback that can be taken away and made to fail as object stores do."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import requests
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import BaseWSGIServer, make_server
+
+Respond = Callable[..., Any]
+ERROR = '<Error><Code>{}</Code><Message>{}</Message></Error>'
+
+
+class FaultyS3:
+    """moto's S3 behind a switch.
+
+    ``fault`` applies to every request while it is set: ``'500'``, ``'503'``, ``'403'``, ``'cut'`` (half an answer),
+    ``'damaged'`` (another byte in it), ``'lost'`` (an upload is acknowledged, but not kept). With ``times`` the fault
+    ends after so many requests. :meth:`stop` refuses connections until :meth:`start`.
+    """
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+        self.times: int | None = None
+        self.failed = 0  # requests that met a fault
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._port = 0
+        self.start()
+        requests.post(f'{self.url}/moto-api/reset', timeout=10)  # what it holds belongs to the process
+
+    @property
+    def url(self) -> str:
+        return f'http://127.0.0.1:{self._port}'
+
+    def start(self) -> None:
+        """Accept connections, on the same port as before :meth:`stop`."""
+        self._server: BaseWSGIServer = make_server('127.0.0.1', self._port, self._answer, threaded=True)
+        self._port = self._server.port
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
+        if self.fault is None:
+            return self._moto(environ, respond)
+        fault, self.failed = self.fault, self.failed + 1
+        if self.failed == self.times:
+            self.fault = None
+        if fault in ('500', '503', '403'):
+            code = {'500': 'InternalError', '503': 'SlowDown', '403': 'AccessDenied'}[fault]
+            respond(f'{fault} {code}', [('Content-Type', 'application/xml')])
+            return [ERROR.format(code, 'as told').encode()]
+        if fault == 'lost' and environ['REQUEST_METHOD'] == 'PUT':
+            environ['wsgi.input'].read(int(environ.get('CONTENT_LENGTH') or 0))
+            respond('200 OK', [('ETag', '"0"'), ('Content-Length', '0')])
+            return [b'']
+        answer = b''.join(self._moto(environ, respond))
+        if fault == 'cut':
+            return _cut(answer)
+        middle = len(answer) // 2
+        return (
+            [answer[:middle] + bytes([answer[middle] ^ 1]) + answer[middle + 1 :]] if fault == 'damaged' else [answer]
+        )
+
+
+def _cut(answer: bytes) -> Iterator[bytes]:
+    yield answer[: len(answer) // 2]
+    raise ConnectionResetError
