@@ -32,6 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--gpus', type=int, help='with --plan: the number of GPUs; default: those of this machine')
     parser.addoption('--gpu', help='with --plan: their model, a100, h100 or h200')
     parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
+    parser.addoption('--faults', type=int, default=20, help='number of faults of test_faults.py')
+    parser.addoption('--seed', type=int, default=1, help='of the faults')
+    parser.addoption('--jobs', default='', help='jobs that faults are inflicted on; default: all')
     parser.addoption('--results', default=str(RESULTS), help='folder of records, tables and figures')
 
 

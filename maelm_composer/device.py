@@ -11,6 +11,7 @@ from maelm_composer.errors import InputError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LESS_MEMORY = 'lower training.device_train_microbatch_size or data.num_workers'
+MORE_SHARED_MEMORY = 'enlarge /dev/shm (docker run --shm-size) or remove what `maelm doctor` finds there'
 
 
 def find_device() -> torch.device:
@@ -32,6 +33,8 @@ def explain_memory(microbatch_size: int, key: str = 'training.device_train_micro
             f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: lower {key}'
         ) from error
     except RuntimeError as error:
+        if re.search(r'DataLoader worker .*killed by signal: Bus error', str(error)):
+            raise InputError(f'a loader worker was killed, since /dev/shm is full: {MORE_SHARED_MEMORY}') from None
         if re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error)) is None:
             raise
         raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None

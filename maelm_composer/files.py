@@ -1,10 +1,18 @@
 """Files that a reader finds whole or not at all. Imports no torch."""
 
+import contextlib
+import hashlib
 import json
 import os
+import re
 import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+
+from maelm_composer.errors import InputError
 
 
 def write_json(path: Path, plain: dict[str, Any]) -> None:
@@ -28,6 +36,48 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def parse_json(content: str | bytes, where: str, needs: Sequence[str] = (), remedy: str = '') -> dict[str, Any]:
+    """The JSON object in ``content``.
+
+    Args:
+        where: name of the file, for the message.
+        needs: keys that the object must have.
+        remedy: what to do if it is damaged.
+
+    Raises:
+        InputError: ``content`` is not JSON, or no object with these keys.
+    """
+    try:
+        plain = json.loads(content)
+    except ValueError as error:
+        raise InputError(f'{where} is damaged: {error}' + f'; {remedy}' * bool(remedy)) from None
+    missing = [key for key in needs if not isinstance(plain, dict) or key not in plain]
+    if missing or not isinstance(plain, dict):
+        raise InputError(f'{where} is damaged: it lacks {", ".join(missing)}' + f'; {remedy}' * bool(remedy))
+    return plain
+
+
+def hash_file(path: str | Path) -> str:
+    """SHA-256 of the content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def writing_tensors(path: Path) -> Iterator[None]:
+    """Turn a SafetensorError about the system, as on a full disk, into the OSError that other writers raise."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r'\(os error (\d+)\)', str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def apply_umask(path: Path) -> None:

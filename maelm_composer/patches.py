@@ -26,6 +26,7 @@ from streaming.base.distributed import barrier, get_local_rank
 from streaming.base.shared import SharedMemory
 from streaming.base.shared.prefix import _get_path
 
+from maelm_composer.device import MORE_SHARED_MEMORY
 from maelm_composer.errors import InputError
 
 if TYPE_CHECKING:  # shards are read without Composer, whose import takes longer than many a use of them
@@ -40,12 +41,21 @@ class OwnedMemory(SharedMemory):
     Streaming keeps every segment that a process has ever opened until the process ends, even those that it opened only
     to see whether their name is free. A few runs in one process, or the segments that some hundred killed jobs left
     behind, then exhaust the open files.
+
+    Raises:
+        InputError: /dev/shm is full; without its pages, the first access to the segment would kill the process.
     """
 
     def __init__(
         self, name: str | None = None, create: bool | None = None, size: int = 0, auto_cleanup: bool = True
     ) -> None:
         super().__init__(name, create, size, auto_cleanup=False)
+        if self.created_shms and hasattr(os, 'posix_fallocate'):
+            try:
+                os.posix_fallocate(self.shm._fd, 0, self.shm.size)  # type: ignore[attr-defined]
+            except OSError as error:
+                _remove_segments(self.created_shms, os.getpid())
+                raise InputError(f'{size:,} bytes of shared memory: {error.strerror}; {MORE_SHARED_MEMORY}') from None
         if auto_cleanup:  # opened segments are closed by their own destructors
             weakref.finalize(self, _remove_segments, self.created_shms, os.getpid())
 

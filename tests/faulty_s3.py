@@ -60,10 +60,10 @@ class FaultyS3:
         answer = b''.join(self._moto(environ, respond))
         if fault == 'cut':
             return _cut(answer)
-        middle = len(answer) // 2
-        return (
-            [answer[:middle] + bytes([answer[middle] ^ 1]) + answer[middle + 1 :]] if fault == 'damaged' else [answer]
-        )
+        if fault == 'damaged' and answer:
+            middle = len(answer) // 2
+            answer = answer[:middle] + bytes([answer[middle] ^ 1]) + answer[middle + 1 :]
+        return [answer]
 
 
 def _cut(answer: bytes) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from maelm_composer.data.packing import build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
+from maelm_composer.files import hash_file
 from maelm_composer.recipe import hash_json
 
 SPLIT = 'validation'
@@ -100,15 +101,7 @@ def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_s
 
     files = find_files(source)
     pieces = hashlib.sha256(backend.to_str().encode()).hexdigest()
-    facts = [length, CHARACTERS_PER_PACK, pieces, [_hash_file(file) for file in files]]
+    facts = [length, CHARACTERS_PER_PACK, pieces, [hash_file(file) for file in files]]
     names = [Path(file).name for file in files]
     identity = {'kind': 'text', 'files': names, 'row_length': length, 'hash': hash_json(facts)}
     return RowSource(identity, open_rows, len(model_ids), model_ids)
-
-
-def _hash_file(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, 'rb') as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

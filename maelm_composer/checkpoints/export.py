@@ -19,7 +19,7 @@ from maelm_composer.checkpoints.names import FINETUNED, WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pretrained, set_to_masked_text
 from maelm_composer.data.tokenizer import write_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.files import apply_umask
+from maelm_composer.files import apply_umask, writing_tensors
 from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, SPAN
 
 MAIN = 'main'  # the revision of a Hub repository that is loaded if none is named
@@ -85,7 +85,7 @@ def _write_folder(found: EncoderFolder, folder: Path) -> None:
     else:
         tokenizer.split_special_tokens = False  # Hugging Face's convention: "[MASK]" in a text is the mask token
         tokenizer.backend_tokenizer.encode_special_tokens = False
-    with hide_bars():
+    with hide_bars(), writing_tensors(folder / WEIGHTS):
         model.save_pretrained(folder, safe_serialization=True)
     write_tokenizer(tokenizer, folder)
     apply_umask(folder / WEIGHTS)

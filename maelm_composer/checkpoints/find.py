@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from maelm_composer.checkpoints.names import (
     FINETUNED,
     HUGGING_FACE_CONFIG,
     LATEST,
+    PROGRESS,
     RECIPE,
     RECORD,
     TOKENIZER,
@@ -28,10 +27,9 @@ from maelm_composer.checkpoints.names import (
 from maelm_composer.config import ModelConfig, PretrainingConfig
 from maelm_composer.data.storage import is_s3, join, list_names, read_file
 from maelm_composer.errors import InputError
+from maelm_composer.files import hash_file, parse_json
 from maelm_composer.recipe import load_config
 from maelm_composer.records import Pretraining, parse_pretraining
-
-_BLOCK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class EncoderFolder:
     def read_json(self, name: str) -> dict[str, Any]:
         """The content of a JSON file beside the weights; empty if the file does not exist."""
         content = read_file(join(self.uri, name))
-        return {} if content is None else json.loads(content)
+        return {} if content is None else parse_json(content, join(self.uri, name))
 
     def read_record(self) -> Pretraining | None:
         """The record of the pretraining run; None for a fine-tuned model or a run without a record."""
@@ -112,18 +110,18 @@ def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
 def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, Tensor], str]:
     """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex)."""
     uri = join(checkpoint.uri, WEIGHTS)
+    written = checkpoint.read_json(PROGRESS).get('hashes', {}).get(WEIGHTS)
     with _as_local_file(uri) as path:
-        digest = hashlib.sha256()
-        with path.open('rb') as content:
-            while block := content.read(_BLOCK_BYTES):
-                digest.update(block)
+        digest = hash_file(path)
+        if digest != (written or digest):
+            raise InputError(f'{uri} is damaged: its SHA-256 is not the one in {PROGRESS}')
         try:
             with safe_open(path, 'pt') as file:
                 names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
                 weights = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
         except SafetensorError as error:
             raise InputError(f'{uri} is not a whole safetensors file: {error}') from None
-    return weights, digest.hexdigest()
+    return weights, digest
 
 
 def read_recipe(checkpoint: EncoderFolder) -> PretrainingConfig:

@@ -20,7 +20,7 @@ from maelm_composer.checkpoints.names import FINETUNED, TOKENIZER, WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained
 from maelm_composer.config import SpanConfig
 from maelm_composer.data.tokenizer import write_tokenizer
-from maelm_composer.files import apply_umask, write_json
+from maelm_composer.files import apply_umask, write_json, writing_tensors
 from maelm_composer.recipe import to_plain
 from maelm_composer.tasks.catalogue import SPAN, Task
 
@@ -42,7 +42,8 @@ def save_model(
         'checkpoint': asdict(pretrained.identity),
     }
     write_json(staged / FINETUNED, description)
-    save_file({name: value.contiguous() for name, value in weights.items()}, staged / WEIGHTS, {'format': 'pt'})
+    with writing_tensors(staged / WEIGHTS):
+        save_file({name: value.contiguous() for name, value in weights.items()}, staged / WEIGHTS, {'format': 'pt'})
     apply_umask(staged / WEIGHTS)
     write_tokenizer(pretrained.tokenizer, staged / TOKENIZER)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,6 @@
 """Rows of token ids in an order that depends on (seed, epoch) alone, resumable within an epoch."""
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from maelm_composer.data.manifest import Manifest
 from maelm_composer.data.outage import read_through_outage
 from maelm_composer.data.shards import HASH
 from maelm_composer.errors import InputError
+from maelm_composer.files import parse_json
 from maelm_composer.patches import RobustStreamingDataset
 
 
@@ -71,7 +71,7 @@ class VerifiedStream(Stream):
 
 def _assert_harmless(index: bytes, where: str) -> None:
     """Raise InputError unless all shards hold arrays, since Streaming would unpickle others, and lie in its folder."""
-    for shard in json.loads(index)['shards']:
+    for shard in parse_json(index, where, ['shards'], 'run `maelm shards` again')['shards']:
         names = [shard[kind]['basename'] for kind in ('raw_data', 'zip_data') if shard.get(kind)]
         kinds = {encoding.split(':')[0] for encoding in shard.get('column_encodings', ['none'])}
         if kinds != {'ndarray'} or any({'..', ''} & {*name.split('/')} for name in names):
@@ -123,7 +123,10 @@ class PretrainingRows(RobustStreamingDataset):
         )
 
     def __getitem__(self, at: Any) -> Any:
-        item = super().__getitem__(at)
+        try:
+            item = super().__getitem__(at)
+        except OSError as error:  # a loader worker's OSError reaches the trainer without its number
+            raise InputError(str(error)) from None
         return {'input_ids': item['input_ids'].copy(), 'row': int(at), 'epoch': self.current_epoch}
 
 

@@ -24,6 +24,7 @@ from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer
 from maelm_composer.errors import InputError
+from maelm_composer.files import parse_json
 from maelm_composer.recipe import hash_json, to_plain
 
 SPLITS = ('train', 'validation')
@@ -183,7 +184,8 @@ def _convert(
             for task, documents in enumerate(tasks):
                 text_hash = hash_json(documents)
                 if f'{task:05}.json' in finished:
-                    record = json.loads(storage.read_file(storage.join(parts, f'{task:05}.json')) or b'{}')
+                    name = storage.join(parts, f'{task:05}.json')
+                    record = parse_json(storage.read_file(name) or b'{}', name, remedy='remove it')
                     if (record.get('recipe_hash'), record.get('text_hash')) == (recipe_hash, text_hash):
                         keep(task, record)
                         continue

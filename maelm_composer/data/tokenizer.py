@@ -15,6 +15,7 @@ from maelm_composer.data.corpora import describe_source, iterate_documents, name
 from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
+from maelm_composer.files import parse_json
 from maelm_composer.recipe import hash_json, to_plain
 
 *LEADING_SPECIALS, MASK = SPECIAL_TOKENS
@@ -40,7 +41,7 @@ def build_tokenizer(config: CorpusConfig) -> bool:
     )
     written = storage.read_file(storage.join(folder, 'recipe.json'))
     if written is not None:
-        if json.loads(written)['recipe_hash'] != recipe:
+        if parse_json(written, f'{folder}/recipe.json', ['recipe_hash'], f'remove {folder}')['recipe_hash'] != recipe:
             raise InputError(f'{folder} holds the tokenizer of another recipe: remove it, or set another remote')
         return False
     documents = sample_documents(iterate_documents(config.sources), config.tokenizer.max_training_bytes)
@@ -154,13 +155,17 @@ def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
     settings = storage.read_file(storage.join(folder, SETTINGS))
     if content is None or settings is None:
         raise InputError(f'no tokenizer at {folder}: run `maelm tokenizer` with the same recipe first')
-    tokenizer = Tokenizer.from_buffer(content)
+    facts = parse_json(settings, f'{folder}/{SETTINGS}', ['model_max_length'], 'run `maelm tokenizer` again')
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    except ValueError as error:
+        raise InputError(f'{folder}/{TOKENIZER_FILE} is damaged: {error}; remove {folder}') from None
     tokenizer.encode_special_tokens = True
     lowercases = tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str('A') == 'a'
     for name, theirs, ours in (
         ('tokenizer.vocab_size', tokenizer.get_vocab_size(), config.tokenizer.vocab_size),
         ('tokenizer.lowercase', lowercases, config.tokenizer.lowercase),
-        ('max_seq_len', json.loads(settings)['model_max_length'], config.max_seq_len),
+        ('max_seq_len', facts['model_max_length'], config.max_seq_len),
         ('[MASK]', tokenizer.token_to_id(MASK), config.tokenizer.vocab_size - 1),
         *((name, tokenizer.token_to_id(name), wanted) for wanted, name in enumerate(LEADING_SPECIALS)),
     ):

@@ -117,11 +117,16 @@ class TrainingClock(Callback):
 class MetricsLog(Callback):
     """Writes a row of metrics.csv per batch, before the checkpoint of that batch.
 
-    A resumed run first drops the rows after its checkpoint, so that no batch has two rows.
+    A resumed run goes on after the rows in its checkpoint, so that no batch has two rows.
+
+    Args:
+        resumed: metrics.csv at the checkpoint from which the run resumes; None: that of the folder.
     """
 
-    def __init__(self, folder: RunFolder, clock: TrainingClock, clipping: GradientClipping) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: RunFolder, clock: TrainingClock, clipping: GradientClipping, resumed: str | None = None
+    ) -> None:
+        self.folder, self.resumed = folder, resumed
         self.path = folder.local / METRICS
         self.clock, self.clipping = clock, clipping
         self.last_eval: dict[str, Any] = {}
@@ -129,7 +134,8 @@ class MetricsLog(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if dist.get_global_rank() == 0:
-            rows = parse_metrics(self.folder.read(METRICS) or '') if state.timestamp.batch.value else []
+            text = self.folder.read(METRICS) if self.resumed is None else self.resumed
+            rows = parse_metrics(text or '') if state.timestamp.batch.value else []
             kept = [row for row in rows if int(row['samples']) <= state.timestamp.sample.value]
             lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in kept)]
             write_text(self.path, ''.join(','.join(line) + '\n' for line in lines))

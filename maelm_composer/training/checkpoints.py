@@ -25,12 +25,12 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from maelm_composer.checkpoints.names import PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
+from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
 from maelm_composer.config import TrainingConfig
 from maelm_composer.data.outage import Outage
 from maelm_composer.data.storage import OutageError
 from maelm_composer.errors import InputError
-from maelm_composer.files import apply_umask, write_json
+from maelm_composer.files import apply_umask, hash_file, write_json
 from maelm_composer.training.callbacks import TrainingClock
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.signals import Stopped, StopSignals
@@ -155,15 +155,27 @@ class CheckpointSaver(Callback):
             plain = {key.removeprefix('model.'): value.contiguous() for key, value in weights.items()}
             save_file(plain, staged / WEIGHTS, metadata={'format': 'pt'})
             apply_umask(staged / WEIGHTS)
-            at = state.timestamp
-            seconds = self.clock.seconds
-            progress = {'samples': at.sample.value, 'batch': at.batch.value, 'training_seconds': seconds}
-            write_json(staged / PROGRESS, progress)
+            shutil.copyfile(self.folder.local / METRICS, staged / METRICS)
+        hashes = {}
         if dist.get_local_rank() == 0:
             for path in staged.rglob('*'):
                 if path.is_file():
-                    with path.open('rb') as file:
-                        os.fsync(file.fileno())
+                    hashes[str(path.relative_to(staged))] = hash_file(path)
+                    _flush(path)
+        parts = dist.all_gather_object(hashes)
+        if dist.get_global_rank() == 0:
+            # On a shared disk another node may have read a file that this rank had not yet written.
+            every = {name: value for part in reversed(parts) for name, value in part.items()}
+            at, seconds = state.timestamp, self.clock.seconds
+            progress = {'samples': at.sample.value, 'batch': at.batch.value, 'training_seconds': seconds}
+            write_json(staged / PROGRESS, progress | {'hashes': dict(sorted(every.items()))})
+            _flush(staged / PROGRESS)
+        dist.barrier()  # progress.json is there
+
+
+def _flush(path: Path) -> None:
+    with path.open('rb') as file:
+        os.fsync(file.fileno())
 
 
 class _PortablePickler(pickle.Pickler):

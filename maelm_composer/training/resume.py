@@ -1,16 +1,17 @@
 """Finds the checkpoint from which a run resumes, and checks that the run can load it."""
 
-import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from composer.utils import dist
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from maelm_composer.checkpoints.names import PROGRESS, SHARDED_STATE, STATE, WEIGHTS
+from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS
 from maelm_composer.errors import InputError
+from maelm_composer.files import hash_file, parse_json
 from maelm_composer.training.ranks import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.safe_state import OLDER, assert_metadata_is_data
@@ -23,6 +24,7 @@ class ResumePoint:
     state: Path  # what the Trainer loads
     samples: int
     training_seconds: float
+    log: str | None  # metrics.csv when it was written; None: the checkpoint is of version 0.1
 
 
 def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> ResumePoint | None:
@@ -39,6 +41,7 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
         return None
     checkpoint = folder.fetch(names[0])
     with raise_on_all_ranks():  # a node may not share the disk of the others
+        progress = _read_progress(checkpoint)
         _assert_fits(checkpoint / WEIGHTS, model)
         state = checkpoint / (SHARDED_STATE if is_sharded else STATE)
         if not state.exists():
@@ -50,8 +53,24 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
             raise InputError(f'{state} is damaged: {OLDER}')
         if state.is_dir():
             assert_metadata_is_data(state)
-        progress = json.loads((checkpoint / PROGRESS).read_text(encoding='utf-8'))
-    return ResumePoint(state, progress['samples'], progress['training_seconds'])
+        log = checkpoint / METRICS
+        text = log.read_text(encoding='utf-8') if log.exists() else None
+    return ResumePoint(state, progress['samples'], progress['training_seconds'], text)
+
+
+def _read_progress(checkpoint: Path) -> dict[str, Any]:
+    """The content of progress.json; the other files are compared with the hashes in it."""
+    path = checkpoint / PROGRESS
+    if not path.exists():
+        raise InputError(f'{path} is missing: {OLDER}')
+    progress = parse_json(path.read_text(encoding='utf-8'), str(path), ('samples', 'training_seconds'), OLDER)
+    if dist.get_local_rank() == 0:
+        for name, written in progress.get('hashes', {}).items():
+            file = checkpoint / name
+            if not file.exists() or hash_file(file) != written:
+                state = 'is damaged: its SHA-256 is not the one in progress.json' if file.exists() else 'is missing'
+                raise InputError(f'{file} {state}: {OLDER}')
+    return progress
 
 
 def _assert_fits(weights: Path, model: nn.Module) -> None:

@@ -136,7 +136,7 @@ class _Run:
         self.folder.forget(resume_point.state.parent.name)
         record = self.record
         if self.is_first and not isinstance(record, PretrainingRecord):
-            evaluation = find_last_eval(parse_metrics(self.folder.read(METRICS) or ''))
+            evaluation = find_last_eval(parse_metrics(resume_point.log or self.folder.read(METRICS) or ''))
             if not evaluation:
                 raise InputError(f'{self.folder.uri}/{METRICS}: holds no validation, so the record cannot be finished')
             begun, seconds = record or self._begin_record(), resume_point.training_seconds
@@ -164,7 +164,7 @@ class _Run:
         seconds = resume_point.training_seconds if resume_point else 0.0
         self.clock = TrainingClock(self.plan.tokens_per_batch, seconds)
         clipping = GradientClipping(self.config.optimizer.clip_norm)
-        self.log = MetricsLog(self.folder, self.clock, clipping)
+        self.log = MetricsLog(self.folder, self.clock, clipping, resume_point.log if resume_point else None)
         with contextlib.nullcontext() if resume_point is None else load_data_only(resume_point.state):
             trainer = self._build_trainer(resume_point, device, clipping)
         if resume_point is not None:

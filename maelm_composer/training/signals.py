@@ -1,6 +1,7 @@
 """SIGTERM and SIGINT in a training run: the trainer finishes its batch and saves; loader workers ignore them."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -71,6 +72,8 @@ def ignore_stop_signals(worker: int) -> None:
 
 
 def _end_with_trainer() -> None:
-    while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():
+    trainer = multiprocessing.parent_process()  # not the parent of the process: that may be a forkserver
+    assert trainer is not None
+    while signal.sigwaitinfo(STOP_SIGNALS).si_pid != trainer.pid:
         pass
     os._exit(0)

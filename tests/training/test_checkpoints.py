@@ -17,6 +17,7 @@ from maelm_composer.training.checkpoints import METADATA, make_portable
 from maelm_composer.training.resume import find_resume_point
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
+from tests.training.conftest import forget_hashes
 
 SHORT = ('training.max_samples=32', 'optimizer.warmup_samples=16')
 
@@ -81,6 +82,7 @@ def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, 
             return copyreg.__newobj__, (TensorProperties,), (*thing.__getstate__(), 'something', 'new')
 
     content = pickle.loads(before)
+    forget_hashes(metadata.parents[1])
     for broken in (lambda file: PicklerOfTomorrow(file).dump(content), lambda file: file.write(before[:-100])):
         with metadata.open('wb') as file:
             broken(file)
@@ -100,6 +102,7 @@ class Hostile:
 
 def plant(state: Path) -> None:
     """Add a hostile object to a whole checkpoint, or to each file of a sharded one that is read as a pickle."""
+    forget_hashes(state.parent)
     if state.is_file():
         content = torch.load(state, weights_only=False)
         torch.save(content | {'more': Hostile()}, state)
@@ -111,6 +114,7 @@ def plant(state: Path) -> None:
 
 def plant_in_shard(state: Path) -> None:
     """Replace a value of a sharded checkpoint, which torch keeps as a pickle among the tensors."""
+    forget_hashes(state.parent)
     content = pickle.loads((state / METADATA).read_bytes())
     index = next(index for index in content.storage_data if index.fqn.endswith('last_epoch'))
     torch.save(Hostile(), hostile := io.BytesIO())

@@ -12,7 +12,7 @@ from maelm_composer.checkpoints.export import export
 from maelm_composer.errors import InputError
 from maelm_composer.training.run import pretrain
 from tests.tiny import write_tokenizer
-from tests.training.conftest import N, V
+from tests.training.conftest import N, V, forget_hashes
 
 STILL = ('training.max_samples=16', 'optimizer.warmup_samples=16')  # one step, whose learning rate is 0
 PLAIN = ('model.decoder=null', 'masking.encoder_mask_fraction=1')
@@ -86,6 +86,7 @@ def test_a_start_that_changed_before_the_first_checkpoint_is_refused(begin):
     Path('second/latest').unlink()  # as a run that was killed before it
     weights = read_weights('first')
     save_file(weights | {'head.bias': weights['head.bias'] + 1}, 'first/latest/model.safetensors')
+    forget_hashes(Path('first/latest'))
     with pytest.raises(InputError, match=r'began from first/samples-\d+, 64 samples, hash \w+; init_from is now'):
         pretrain(config)
 

@@ -140,7 +140,7 @@ def test_two_nodes_save_to_one_disk(recipe, start_nodes, sharding):
         assert process.returncode == 0, out
     saved = sorted(Path('shared').glob('samples-*'))
     assert len(saved) == 16
-    wanted = {'model.safetensors', 'progress.json', 'state.pt' if sharding == 'ddp' else 'state'}
+    wanted = {'metrics.csv', 'model.safetensors', 'progress.json', 'state.pt' if sharding == 'ddp' else 'state'}
     assert all({path.name for path in checkpoint.iterdir()} == wanted for checkpoint in saved)
     assert not Path('shared/.saving').exists()
 

@@ -27,6 +27,7 @@ from maelm_composer.records import UnfinishedPretraining, format_record, load_re
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import parse_metrics
 from maelm_composer.training.run import pretrain
+from tests.training.conftest import forget_hashes
 
 
 def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
@@ -217,14 +218,39 @@ def test_a_checkpoint_that_was_never_named_the_latest_costs_no_other(recipe):
     assert Path(config.save_folder, 'latest/model.safetensors').is_file()
 
 
+@pytest.mark.parametrize('knows_hashes', [True, False])
 @pytest.mark.parametrize('name', ['model.safetensors', 'state.pt'])
-def test_a_damaged_checkpoint_is_named(recipe, name):
+def test_a_damaged_checkpoint_is_named(recipe, name, knows_hashes):
     short = ('training.max_samples=64', 'training.eval_interval_samples=64')
     pretrain(recipe(*short))
     path = Path('runs/recipe/latest', name)
-    path.write_bytes(path.read_bytes()[:-100])
+    content = bytearray(path.read_bytes()[: None if knows_hashes else -100])
+    if knows_hashes:
+        content[len(content) // 2] ^= 1  # among the values of a tensor, which have no checksum
+    else:
+        forget_hashes(path.parent)
+    path.write_bytes(content)
     with pytest.raises(InputError, match=rf'samples-\d+/{name} is damaged.*name an older checkpoint'):
         pretrain(recipe(*short))
+
+
+@pytest.mark.parametrize('name', ['state.pt', 'metrics.csv', 'progress.json'])
+def test_a_missing_file_of_a_checkpoint_is_named(recipe, name):
+    short = ('training.max_samples=64', 'training.eval_interval_samples=64')
+    pretrain(recipe(*short))
+    Path('runs/recipe/latest', name).unlink()
+    with pytest.raises(InputError, match=rf'samples-\d+/{name} is missing: name an older checkpoint'):
+        pretrain(recipe(*short))
+
+
+def test_the_log_is_resumed_from_the_checkpoint(recipe, signal_after, assert_same_run):
+    pretrain(recipe('save_folder=whole'))
+    signal_after('runs/recipe', 11)
+    with pytest.raises(SystemExit):
+        pretrain(recipe())
+    Path('runs/recipe/metrics.csv').unlink()
+    pretrain(recipe())
+    assert_same_run('whole', 'runs/recipe')
 
 
 @pytest.mark.parametrize(

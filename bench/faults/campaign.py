@@ -1,0 +1,267 @@
+"""Runs faults one after another and writes a row for each; a campaign that was interrupted goes on where it stopped."""
+
+import csv
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.faults.command import Command, Limits
+from bench.faults.faults import Fault, Outcome, draw
+from bench.faults.jobs import JOBS, Bucket, Job, copy_needs, describe_results, write_inputs
+from tests.faulty_s3 import FaultyS3
+
+COLUMNS = ('number', 'seed', 'group', 'kind', 'job', 'at', 'target', 'outcome', 'starts', 'seconds_lost', 'said')
+LONGEST = 180.0  # seconds of one start
+MOST_STARTS = 4
+UNLIMITED = Limits()
+STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
+
+
+class Defect(Exception):
+    """What a job did that it must not do."""
+
+
+@dataclass
+class Ending:
+    code: int
+    said: str
+    seconds: float
+
+    @property
+    def line(self) -> str:
+        """The line of an error; '' if the command was stopped or ended well.
+
+        Raises:
+            Defect: a traceback, or another exit code than a user may see.
+        """
+        if 'Traceback (most recent call last)' in self.said:
+            raise Defect('a traceback: ' + ' | '.join(self.said.strip().splitlines()[-3:]))
+        if self.code == 0 or self.code in STOPPED:
+            return ''
+        lines = [line for line in self.said.splitlines() if line.startswith('error: ')]
+        if self.code != 2 or len(lines) != 1:
+            raise Defect(f'exit code {self.code} and {len(lines)} lines of error: {self.said[-300:]!r}')
+        return lines[0]
+
+
+class Campaign:
+    """A folder in which every job runs, its undisturbed results, and a server for the jobs that need one."""
+
+    def __init__(self, folder: Path, jobs: Sequence[str]) -> None:
+        self.golden, self.work = folder / 'golden', folder / 'work'
+        self.server = FaultyS3()
+        self.environment = {
+            'S3_ENDPOINT_URL': self.server.url,
+            'AWS_ACCESS_KEY_ID': 'testing',
+            'AWS_SECRET_ACCESS_KEY': 'testing',
+            'AWS_DEFAULT_REGION': 'us-east-1',
+            'AWS_MAX_ATTEMPTS': '1',
+            'OMP_NUM_THREADS': '1',
+            'MPLCONFIGDIR': str(folder / 'matplotlib'),
+        }
+        os.environ.update(self.environment)  # the bucket below and the server of forks take it from there
+        self.bucket = Bucket(self.server.url)
+        self.results: dict[str, dict[str, str]] = {}
+        self.seconds: dict[str, float] = {}
+        shutil.rmtree(folder, ignore_errors=True)
+        write_inputs(self.golden)
+        for name, job in JOBS.items():
+            if name in {*jobs, 'tokenizer', 'shards', 'train'}:  # whose files the others need
+                self._run_undisturbed(job)
+
+    def _run_undisturbed(self, job: Job) -> None:
+        """Record results and duration; what the job makes is there for the jobs after it."""
+        self.starts = 0
+        self._prepare(job)
+        ending = self._finish(self._start(job))
+        if ending.code:
+            raise RuntimeError(f'{job.name} fails undisturbed: {ending.said}')
+        self.results[job.name], self.seconds[job.name] = self._collect(job), ending.seconds
+        for name in {Path(glob).parts[0] for glob in job.makes} - {'s3', 'results'}:
+            shutil.rmtree(self.golden / name, ignore_errors=True)
+            shutil.copytree(self.work / name, self.golden / name, symlinks=True)
+
+    def _prepare(self, job: Job) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+        copy_needs(job, self.golden, self.work)
+        if job.is_remote:
+            self.bucket.fill(self.golden / 'shards')
+
+    def _start(self, job: Job, limits: Limits = UNLIMITED) -> Command:
+        self.starts += 1
+        self.started = time.monotonic()
+        return Command(job.arguments, self.work, self.work / f'.log{self.starts}', self.environment, limits)
+
+    def _finish(self, command: Command) -> Ending:
+        is_over = command.wait(LONGEST)
+        code = command.end()
+        ending = Ending(code, command.read(), time.monotonic() - self.started)
+        if not is_over:
+            raise Defect(f'no end after {LONGEST:.0f} s: {ending.said[-300:]!r}')
+        return ending
+
+    def _collect(self, job: Job) -> dict[str, str]:
+        if job.is_remote:
+            shutil.rmtree(self.work / 's3', ignore_errors=True)
+            self.bucket.copy_to(self.work / 's3')
+        return describe_results(job, self.work)
+
+    def inflict(self, fault: Fault) -> dict[str, object]:
+        """Run the job with the fault, then again until it ends, and compare; returns the row."""
+        job, begun = JOBS[fault.job], time.monotonic()
+        self.target, self.starts = '', 0
+        self._prepare(job)
+        try:
+            told = self._run_with(job, fault)
+            self._compare(job)
+            outcome = Outcome.told if told else Outcome.same
+            if outcome not in fault.kind.accepts:
+                raise Defect(told)
+        except Defect as defect:
+            outcome, told = Outcome.defect, str(defect)
+        lost = time.monotonic() - begun - self.seconds[job.name]
+        what = (fault.number, '', fault.kind.group, fault.kind.name, job.name, f'{fault.at:.3f}', self.target)
+        row = (*what, outcome.value, self.starts, f'{lost:.1f}', ' '.join(told.split()))
+        return dict(zip(COLUMNS, row, strict=True))
+
+    def _run_with(self, job: Job, fault: Fault) -> str:
+        """Run the job to its end; returns the first line of error on the way."""
+        limits = UNLIMITED
+        if fault.kind.limit:
+            least, most = fault.kind.amount
+            amount = least + fault.choice % (most - least)
+            limits, self.target = replace(limits, **{fault.kind.limit: amount}), f'{amount:,}'
+        ending = self._disturb(job, fault, limits)
+        told = ending.line
+        if fault.kind.damage:
+            if ending.code == 0:  # there is nothing left to do but to start anew
+                self._prepare(job)
+            path, content = self._damage(fault)
+            ending = self._finish(self._start(job))
+            told = ending.line
+            if told:
+                if path.name not in told:
+                    raise Defect(f'does not name {path.name}: {told}')
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        while ending.code != 0:
+            if self.starts == MOST_STARTS:
+                raise Defect(f'does not end after {MOST_STARTS} starts: {ending.said[-300:]!r}')
+            ending = self._finish(self._start(job))
+            told = told or ending.line
+        return told
+
+    def _disturb(self, job: Job, fault: Fault, limits: Limits) -> Ending:
+        kind = fault.kind
+        command = self._start(job, limits)
+        is_over = command.wait(fault.at * self.seconds[job.name])
+        if kind.is_second_start and not is_over:
+            self._start_second(job)
+        if kind.damage and not is_over:
+            command.signal(signal.SIGKILL)
+        if kind.signal is not None:
+            command.signal(kind.signal, fault.choice if kind.of_child else None)
+        if kind.pause is not None:
+            command.signal(signal.SIGSTOP)
+            time.sleep(kind.pause)
+            command.signal(signal.SIGCONT)
+        if kind.server is not None:
+            self._take_server_away(kind.server, fault.lasts)
+        return self._finish(command)
+
+    def _start_second(self, job: Job) -> None:
+        started = self.started
+        second = self._finish(self._start(job))
+        self.started = started
+        if second.code not in (0, 2):
+            raise Defect(f'the second start ended with {second.code}: {second.said[-300:]!r}')
+        _ = second.line
+
+    def _take_server_away(self, how: str, seconds: float) -> None:
+        self.server.times = None
+        if how == 'refused':
+            self.server.stop()
+        else:
+            self.server.fault = how
+        time.sleep(seconds)
+        if how == 'refused':
+            self.server.start()
+        self.server.fault = None
+
+    def _damage(self, fault: Fault) -> tuple[Path, bytes]:
+        """Damage one of the files that the job reads or has made; returns its path and what it held."""
+        generator = random.Random(fault.choice)
+        files = [path for path in sorted(self.work.rglob('*')) if self._can_be_damaged(path)]
+        path = generator.choice(files)
+        content = path.read_bytes()
+        place, self.target = generator.randrange(len(content)), str(path.relative_to(self.work))
+        if fault.kind.damage == 'remove':
+            path.unlink()
+        elif fault.kind.damage == 'cut':
+            path.write_bytes(content[:place])
+        else:
+            path.write_bytes(
+                content[:place] + bytes([content[place] ^ 1 << generator.randrange(8)]) + content[place + 1 :]
+            )
+        return path, content
+
+    def _can_be_damaged(self, path: Path) -> bool:
+        """Whether ``path`` is a file, and neither an input that a user wrote nor a log or lock."""
+        is_input = path.suffix == '.yaml' or path.relative_to(self.work).parts[0] in ('corpus', 'tasks', 'results')
+        is_aside = path.name.startswith(('.log', '.lock'))
+        return path.is_file() and not path.is_symlink() and path.stat().st_size > 0 and not is_input and not is_aside
+
+    def _compare(self, job: Job) -> None:
+        found, wanted = self._collect(job), self.results[job.name]
+        for name in sorted(found.keys() | wanted.keys()):
+            if '/samples-' in name and name not in wanted:
+                continue  # a stop signal saves a checkpoint of its own
+            if found.get(name) != wanted.get(name):
+                state = 'is missing' if name not in found else 'is too much' if name not in wanted else 'differs'
+                raise Defect(f'{name} {state}')
+
+
+def run_campaign(folder: Path, table: Path, count: int, seed: int, jobs: Sequence[str]) -> list[dict[str, str]]:
+    """Inflict the faults 0 to ``count`` that ``table`` does not hold yet, and return all of its rows."""
+    done = read_rows(table)
+    left = [
+        number
+        for number in range(count)
+        if str(number) not in {row['number'] for row in done if row['seed'] == str(seed)}
+    ]
+    if left:
+        campaign = Campaign(folder, jobs)
+        table.parent.mkdir(parents=True, exist_ok=True)
+        for number in left:
+            row = campaign.inflict(draw(number, seed, jobs)) | {'seed': seed}
+            with table.open('a', newline='', encoding='utf-8') as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
+                if file.tell() == 0:
+                    writer.writeheader()
+                writer.writerow(row)
+            print(*row.values(), sep='  ', flush=True)
+    return read_rows(table)
+
+
+def read_rows(table: Path) -> list[dict[str, str]]:
+    if not table.exists():
+        return []
+    with table.open(newline='', encoding='utf-8') as file:
+        return list(csv.DictReader(file))
+
+
+def summarize(rows: Sequence[dict[str, str]]) -> str:
+    """A Markdown table: how often each kind of fault had each outcome."""
+    counts = Counter((row['group'], row['kind'], row['outcome']) for row in rows)
+    kinds = list(dict.fromkeys((group, kind) for group, kind, _ in sorted(counts)))
+    lines = ['| | fault | the same bytes | told, then the same bytes | defect |', '|---|---|---|---|---|']
+    for group, kind in kinds:
+        numbers = ' | '.join(str(counts[group, kind, outcome.value]) for outcome in Outcome)
+        lines.append(f'| {group} | {kind} | {numbers} |')
+    return '\n'.join(lines)

@@ -1,0 +1,104 @@
+"""A ``maelm`` command in a process of its own, forked from a server that has imported the package.
+
+An import takes longer than most of the jobs, and faults during an import show nothing.
+"""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+FORKS: Any = multiprocessing.get_context('forkserver')
+FORKS.set_forkserver_preload(
+    [
+        'maelm_composer.cli',
+        'maelm_composer.training.run',
+        'maelm_composer.data.tokenizer',
+        'maelm_composer.finetuning.run',
+        'maelm_composer.analysis.ranks',
+        'maelm_composer.checkpoints.export',
+        'maelm_composer.reporting.report',
+        'maelm_composer.suite.terminal',
+    ]
+)
+CLONE_NEWNS = 0x20000  # <sched.h>
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a command lacks; the default is nothing."""
+
+    file_bytes: int = resource.RLIM_INFINITY  # largest file that it may write
+    open_files: int = 1024
+    shared_memory: int | None = None  # bytes of a /dev/shm of its own
+    cores: frozenset[int] = field(default_factory=lambda: frozenset(os.sched_getaffinity(0)))
+
+
+class Command:
+    """A started command. Its output goes to ``log``, and all of its processes are in a group of their own."""
+
+    def __init__(
+        self, arguments: tuple[str, ...], folder: Path, log: Path, environment: Mapping[str, str], limits: Limits
+    ) -> None:
+        self.log = log
+        self._process = FORKS.Process(target=_run, args=(arguments, folder, log, dict(environment), limits))
+        self._process.start()
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._process.is_alive())
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the command has ended after at most so many ``seconds``."""
+        self._process.join(seconds)
+        return not self.is_running
+
+    def signal(self, number: int, child: int | None = None) -> None:
+        """Send a signal to the command, or to one of its children; a process that has ended gets none."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            target = psutil.Process(self._process.pid)
+            children = target.children(recursive=True)
+            if child is not None and children:
+                target = children[child % len(children)]
+            target.send_signal(number)
+
+    def end(self) -> int:
+        """Kill whatever is left of the command; returns its exit code, which is minus the signal that killed it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.join()
+        return int(self._process.exitcode)
+
+    def read(self) -> str:
+        return self.log.read_text(errors='replace') if self.log.exists() else ''
+
+
+def _run(arguments: tuple[str, ...], folder: Path, log: Path, environment: dict[str, str], limits: Limits) -> None:
+    os.setsid()
+    multiprocessing.set_start_method('fork', force=True)  # as in a process that nobody forked
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.chdir(folder)
+    os.environ.update(environment)
+    os.sched_setaffinity(0, limits.cores)
+    if limits.shared_memory is not None:
+        library = ctypes.CDLL(None, use_errno=True)
+        size = f'size={limits.shared_memory}'.encode()
+        if library.unshare(CLONE_NEWNS) or library.mount(b'tmpfs', b'/dev/shm', b'tmpfs', 0, size):
+            raise OSError(ctypes.get_errno(), 'a /dev/shm of its own needs the rights to mount one')
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    sys.argv = ['maelm', *arguments]
+    from maelm_composer.cli import main
+
+    main()

@@ -1,0 +1,86 @@
+"""What can happen to a job, and which of the three accepted outcomes each kind of fault may have."""
+
+import random
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from bench.faults.jobs import JOBS
+
+
+class Outcome(str, Enum):
+    same = 'same'  # the job ended with the same bytes, after as many starts as it took
+    told = 'told'  # one line, exit code 2; with the cause gone, the same bytes
+    defect = 'DEFECT'
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault. A job that is told of it must end with the same bytes once its cause is gone."""
+
+    name: str
+    group: str  # processes, storage, object storage, machine
+    accepts: tuple[Outcome, ...]
+    signal: int | None = None
+    of_child: bool = False
+    pause: float | None = None  # seconds for which the job stands still
+    damage: str | None = None  # to one file that an earlier start has made: remove, flip or cut
+    limit: str | None = None  # field of command.Limits
+    amount: tuple[int, int] = (0, 0)  # range of the limit
+    server: str | None = None  # fault of tests/faulty_s3.py; refused: it is away
+    is_second_start: bool = False
+
+    def fits(self, job: str) -> bool:
+        """Whether this kind can happen to ``job``: damage only to files that an earlier command has made."""
+        made = set(JOBS[job].needs) - {'corpus', 'tasks', 'results'}
+        return JOBS[job].is_remote if self.server else bool(made) or not self.damage
+
+
+SAME, TOLD = (Outcome.same,), (Outcome.same, Outcome.told)
+KINDS = (
+    Kind('SIGKILL', 'processes', SAME, signal=signal.SIGKILL),
+    Kind('SIGTERM', 'processes', SAME, signal=signal.SIGTERM),
+    Kind('SIGINT', 'processes', SAME, signal=signal.SIGINT),
+    Kind('SIGKILL of a child', 'processes', TOLD, signal=signal.SIGKILL, of_child=True),
+    Kind('stopped for 2 s', 'processes', SAME, pause=2.0),
+    Kind('second start', 'processes', SAME, is_second_start=True),
+    Kind('file removed', 'storage', TOLD, damage='remove'),
+    Kind('byte flipped', 'storage', TOLD, damage='flip'),
+    Kind('file cut off', 'storage', TOLD, damage='cut'),
+    Kind('file size limited', 'storage', TOLD, limit='file_bytes', amount=(100, 200_000)),
+    Kind('open files limited', 'machine', TOLD, limit='open_files', amount=(12, 64)),
+    Kind('/dev/shm full', 'machine', TOLD, limit='shared_memory', amount=(4096, 65536)),
+    *(
+        Kind(name, 'object storage', accepts, server=fault)
+        for name, fault, accepts in (
+            ('connection refused', 'refused', TOLD),
+            ('500', '500', TOLD),
+            ('503 SlowDown', '503', TOLD),
+            ('403', '403', TOLD),
+            ('answer cut off', 'cut', TOLD),
+            ('answer damaged', 'damaged', TOLD),
+            ('upload lost', 'lost', TOLD),
+        )
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a campaign, which its number and the campaign's seed determine."""
+
+    number: int
+    kind: Kind
+    job: str
+    at: float  # when, as a share of the undisturbed duration
+    choice: int  # which child, which file, which byte, how much
+    lasts: float  # seconds, of a fault of the server
+
+
+def draw(number: int, seed: int, jobs: Sequence[str]) -> Fault:
+    """The fault ``number`` of the campaign ``seed``: first a kind, then one of the jobs that it fits."""
+    generator = random.Random(f'{seed}-{number}')
+    kind = generator.choice([kind for kind in KINDS if any(kind.fits(job) for job in jobs)])
+    job = generator.choice([job for job in jobs if kind.fits(job)])
+    return Fault(number, kind, job, generator.random(), generator.randrange(2**31), generator.uniform(0.5, 4))
