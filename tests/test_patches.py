@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import inspect
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from streaming.base.format.base.reader import Reader
 from streaming.base.shared import SharedMemory
 
 from maelm_composer import patches
+from maelm_composer.errors import InputError
 
 
 def test_the_installed_releases_are_those_that_have_the_faults():
@@ -30,6 +32,15 @@ def test_shared_memory_outlives_its_owner_only_without_the_patch(memory, is_left
     gc.collect()
     assert path.exists() is is_left
     cleanup()
+
+
+def test_shared_memory_that_is_full_is_one_line():
+    """Streaming's own class gives a segment whose first access kills the process."""
+    path = Path(f'/dev/shm/maelm-test-{os.getpid()}-full')
+    size = shutil.disk_usage('/dev/shm').total + 2**20
+    with pytest.raises(InputError, match=r'bytes of shared memory: No space left on device; enlarge /dev/shm'):
+        patches.OwnedMemory(path.name, create=True, size=size)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

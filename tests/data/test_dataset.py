@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,7 +22,6 @@ import zstandard
 from streaming import StreamingDataLoader
 
 from maelm_composer.config import DataConfig
-from maelm_composer.data import storage
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.shards import build_shards
@@ -79,14 +79,14 @@ def start_rank(remote: str, *arguments: object, stderr: int | None = None, **env
 
 
 @contextlib.contextmanager
-def serve_s3(answer: Callable[[str], tuple[int, bytes]], promised: int | None = None) -> Iterator[str]:
-    """A server on loopback that answers a GET as told; with ``promised``, says that so many bytes will come."""
+def serve_s3(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """A server on loopback that answers a GET as told."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, content = answer(self.path)
             self.send_response(status)
-            self.send_header('Content-Length', str(promised or len(content)))
+            self.send_header('Content-Length', str(len(content)))
             self.end_headers()
             with contextlib.suppress(BrokenPipeError):  # whoever asked has ended
                 self.wfile.write(content)
@@ -300,22 +300,15 @@ def test_rows_are_read_from_s3_as_from_a_folder(shards):
     assert iterate(shards.remote, workers=2) == local
 
 
-def test_an_answer_cut_off_is_asked_for_again(monkeypatch):
-    cuts, asked = 2, []
-
-    def answer(key: str) -> tuple[int, bytes]:
-        asked.append(key)
-        return 200, b'whole' if len(asked) > cuts else b'cut'
-
-    with serve_s3(answer, promised=5) as url:
-        monkeypatch.setenv('S3_ENDPOINT_URL', url)
-        storage._s3_client.cache_clear()
-        assert storage.read_file('s3://corpus/x') == b'whole'
-        assert asked == ['/corpus/x'] * 3
-        cuts = 99
-        with pytest.raises(InputError, match=r's3://corpus/x: '):
-            storage.read_file('s3://corpus/x')
-        assert len(asked) == 6
+def test_too_many_open_files_are_one_line(shards):
+    rows = open_rows(shards.remote)
+    unlimited = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, unlimited[1]))
+    try:
+        with pytest.raises(InputError, match='Too many open files'):
+            rows[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, unlimited)
 
 
 def test_the_remote_is_only_read(shards):

@@ -97,6 +97,16 @@ def test_the_training_sample_is_even_bounded_and_deterministic():
     assert sample_documents(documents, size) == documents
 
 
+@pytest.mark.parametrize('name', ['tokenizer.json', 'tokenizer_config.json', 'recipe.json'])
+def test_a_file_that_was_cut_off_is_named(recipe, name):
+    build_tokenizer(recipe)
+    path = Path(recipe.remote, 'tokenizer', name)
+    path.write_bytes(path.read_bytes()[:-20])
+    read = build_tokenizer if name == 'recipe.json' else load_tokenizer
+    with pytest.raises(InputError, match=rf'tokenizer/{name} is damaged'):
+        read(recipe)
+
+
 def test_a_recipe_of_another_vocabulary_is_refused(recipe):
     build_tokenizer(recipe)
     settings = json.loads(Path(recipe.remote, 'tokenizer/tokenizer_config.json').read_text())

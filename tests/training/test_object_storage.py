@@ -233,8 +233,13 @@ def test_shards_are_waited_for(bucket, server, shards, workspace, monkeypatch, c
         read_rows('s3://runs/shards', workers)
 
 
-def test_an_answer_damaged_on_its_way_is_asked_for_again(bucket, server):
+@pytest.mark.parametrize('fault', ['damaged', 'cut'])
+def test_an_answer_that_does_not_come_whole_is_asked_for_again(bucket, server, fault):
     bucket.put_object(Bucket='runs', Key='x', Body=b'whole')
-    server.fault, server.times = 'damaged', 1
+    server.fault, server.times = fault, 2
     assert storage.read_file('s3://runs/x') == b'whole'
-    assert server.failed == 1
+    assert server.failed == 2
+    server.fault, server.times = fault, None
+    with pytest.raises(storage.OutageError, match=r's3://runs/x: '):
+        storage.read_file('s3://runs/x')
+    assert server.failed == 5
