@@ -16,6 +16,8 @@ from bench.faults.jobs import JOBS
 def test_faults(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     option = request.config.option
     jobs = option.jobs.split(',') if option.jobs else list(JOBS)
+    if unknown := set(jobs) - set(JOBS):
+        raise pytest.UsageError(f'--jobs {min(unknown)}: there are {", ".join(JOBS)}')
     table = Path(option.results) / 'faults' / 'faults.csv'
     rows = run_campaign(tmp_path_factory.mktemp('faults'), table, option.faults, option.seed, jobs)
     print(f'\n{summarize(rows)}')

@@ -32,6 +32,8 @@ def explain_memory(microbatch_size: int, key: str = 'training.device_train_micro
         raise InputError(
             f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: lower {key}'
         ) from error
+    except ConnectionError:
+        raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
     except RuntimeError as error:
         if re.search(r'DataLoader worker .*killed by signal: Bus error', str(error)):
             raise InputError(f'a loader worker was killed, since /dev/shm is full: {MORE_SHARED_MEMORY}') from None

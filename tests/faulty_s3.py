@@ -1,6 +1,8 @@
 """An S3 server on loopback that can be taken away and made to fail as object stores do."""
 
+import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,8 +18,9 @@ class FaultyS3:
     """moto's S3 behind a switch.
 
     ``fault`` applies to every request while it is set: ``'500'``, ``'503'``, ``'403'``, ``'cut'`` (half an answer),
-    ``'damaged'`` (another byte in it), ``'lost'`` (an upload is acknowledged, but not kept). With ``times`` the fault
-    ends after so many requests. :meth:`stop` refuses connections until :meth:`start`.
+    ``'damaged'`` (another byte in it), ``'late'`` (after three seconds), ``'unlisted'`` (a listing names nothing),
+    ``'lost'`` (an upload is acknowledged, but not kept). With ``times`` the fault ends after so many requests.
+    :meth:`stop` refuses connections until :meth:`start`.
     """
 
     def __init__(self) -> None:
@@ -57,9 +60,13 @@ class FaultyS3:
             environ['wsgi.input'].read(int(environ.get('CONTENT_LENGTH') or 0))
             respond('200 OK', [('ETag', '"0"'), ('Content-Length', '0')])
             return [b'']
+        if fault == 'late':
+            time.sleep(3)
         answer = b''.join(self._moto(environ, respond))
         if fault == 'cut':
             return _cut(answer)
+        if fault == 'unlisted':
+            answer = re.sub(rb'<Contents>.*</Contents>', lambda found: b' ' * len(found[0]), answer, flags=re.DOTALL)
         if fault == 'damaged' and answer:
             middle = len(answer) // 2
             answer = answer[:middle] + bytes([answer[middle] ^ 1]) + answer[middle + 1 :]

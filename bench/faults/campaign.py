@@ -5,22 +5,34 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.faults.command import Command, Limits
 from bench.faults.faults import Fault, Outcome, draw
-from bench.faults.jobs import JOBS, Bucket, Job, copy_needs, describe_results, write_inputs
+from bench.faults.jobs import INPUTS, JOBS, Bucket, Job, copy_needs, describe_results, write_inputs
+from maelm_composer.config import CorpusConfig
+from maelm_composer.provenance import collect_provenance
 from tests.faulty_s3 import FaultyS3
 
-COLUMNS = ('number', 'seed', 'group', 'kind', 'job', 'at', 'target', 'outcome', 'starts', 'seconds_lost', 'said')
+COLUMNS = [
+    *('number', 'seed', 'git_revision', 'group', 'kind', 'job', 'at', 'target'),
+    *('outcome', 'starts', 'seconds_lost', 'said'),
+]
 LONGEST = 180.0  # seconds of one start
 MOST_STARTS = 4
 UNLIMITED = Limits()
+ONE_CORE = Limits(cores=frozenset({min(UNLIMITED.cores)}))
 STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
+
+
+def mount(*arguments: str, program: str = 'mount') -> None:
+    subprocess.run([program, *arguments], check=True, capture_output=True)
 
 
 class Defect(Exception):
@@ -54,7 +66,7 @@ class Campaign:
     """A folder in which every job runs, its undisturbed results, and a server for the jobs that need one."""
 
     def __init__(self, folder: Path, jobs: Sequence[str]) -> None:
-        self.golden, self.work = folder / 'golden', folder / 'work'
+        self.golden, self.work, self.log = folder / 'golden', folder / 'work', folder / 'log.txt'
         self.server = FaultyS3()
         self.environment = {
             'S3_ENDPOINT_URL': self.server.url,
@@ -88,6 +100,8 @@ class Campaign:
             shutil.copytree(self.work / name, self.golden / name, symlinks=True)
 
     def _prepare(self, job: Job) -> None:
+        if self.work.is_mount():
+            mount('--lazy', str(self.work), program='umount')
         shutil.rmtree(self.work, ignore_errors=True)
         copy_needs(job, self.golden, self.work)
         if job.is_remote:
@@ -96,7 +110,7 @@ class Campaign:
     def _start(self, job: Job, limits: Limits = UNLIMITED) -> Command:
         self.starts += 1
         self.started = time.monotonic()
-        return Command(job.arguments, self.work, self.work / f'.log{self.starts}', self.environment, limits)
+        return Command(job, self.work, self.log, self.environment, limits)
 
     def _finish(self, command: Command) -> Ending:
         is_over = command.wait(LONGEST)
@@ -126,7 +140,7 @@ class Campaign:
         except Defect as defect:
             outcome, told = Outcome.defect, str(defect)
         lost = time.monotonic() - begun - self.seconds[job.name]
-        what = (fault.number, '', fault.kind.group, fault.kind.name, job.name, f'{fault.at:.3f}', self.target)
+        what = (fault.number, '', '', fault.kind.group, fault.kind.name, job.name, f'{fault.at:.3f}', self.target)
         row = (*what, outcome.value, self.starts, f'{lost:.1f}', ' '.join(told.split()))
         return dict(zip(COLUMNS, row, strict=True))
 
@@ -136,9 +150,14 @@ class Campaign:
         if fault.kind.limit:
             least, most = fault.kind.amount
             amount = least + fault.choice % (most - least)
-            limits, self.target = replace(limits, **{fault.kind.limit: amount}), f'{amount:,}'
+            lack: dict[str, Any] = {fault.kind.limit: amount}
+            limits, self.target = replace(limits, **lack), f'{amount:,}'
+        if fault.kind.disk:
+            self._limit_disk(job, fault)
         ending = self._disturb(job, fault, limits)
         told = ending.line
+        if fault.kind.disk:
+            mount('-o', 'remount,rw,size=1g', str(self.work))
         if fault.kind.damage:
             if ending.code == 0:  # there is nothing left to do but to start anew
                 self._prepare(job)
@@ -146,16 +165,28 @@ class Campaign:
             ending = self._finish(self._start(job))
             told = ending.line
             if told:
-                if path.name not in told:
+                if not any(part in told for part in path.relative_to(self.work).parts[-2:]):
                     raise Defect(f'does not name {path.name}: {told}')
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
         while ending.code != 0:
             if self.starts == MOST_STARTS:
                 raise Defect(f'does not end after {MOST_STARTS} starts: {ending.said[-300:]!r}')
-            ending = self._finish(self._start(job))
+            ending = self._finish(self._start(job, ONE_CORE if fault.kind.fewer_cores else UNLIMITED))
             told = told or ending.line
         return told
+
+    def _limit_disk(self, job: Job, fault: Fault) -> None:
+        """Mount a file system over the folder that is nearly full, or that cannot be written."""
+        mount('-t', 'tmpfs', '-o', 'size=1g', 'tmpfs', str(self.work))
+        copy_needs(job, self.golden, self.work)
+        option = 'ro'
+        if fault.kind.disk == 'full':
+            least, most = fault.kind.amount
+            left = least + fault.choice % (most - least)
+            used = shutil.disk_usage(self.work).used
+            option, self.target = f'size={used + left}', f'{left:,}'
+        mount('-o', f'remount,{option}', str(self.work))
 
     def _disturb(self, job: Job, fault: Fault, limits: Limits) -> Ending:
         kind = fault.kind
@@ -212,10 +243,11 @@ class Campaign:
         return path, content
 
     def _can_be_damaged(self, path: Path) -> bool:
-        """Whether ``path`` is a file, and neither an input that a user wrote nor a log or lock."""
-        is_input = path.suffix == '.yaml' or path.relative_to(self.work).parts[0] in ('corpus', 'tasks', 'results')
-        is_aside = path.name.startswith(('.log', '.lock'))
-        return path.is_file() and not path.is_symlink() and path.stat().st_size > 0 and not is_input and not is_aside
+        """Whether ``path`` is a file, and neither an input that a user wrote nor a lock."""
+        place = path.relative_to(self.work).parts[0]
+        if path.suffix == '.yaml' or place in INPUTS or path.name == '.lock':
+            return False
+        return path.is_file() and not path.is_symlink() and path.stat().st_size > 0
 
     def _compare(self, job: Job) -> None:
         found, wanted = self._collect(job), self.results[job.name]
@@ -238,8 +270,9 @@ def run_campaign(folder: Path, table: Path, count: int, seed: int, jobs: Sequenc
     if left:
         campaign = Campaign(folder, jobs)
         table.parent.mkdir(parents=True, exist_ok=True)
+        revision = collect_provenance(CorpusConfig()).git_revision
         for number in left:
-            row = campaign.inflict(draw(number, seed, jobs)) | {'seed': seed}
+            row = campaign.inflict(draw(number, seed, jobs)) | {'seed': seed, 'git_revision': revision}
             with table.open('a', newline='', encoding='utf-8') as file:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
                 if file.tell() == 0:

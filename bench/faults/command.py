@@ -10,12 +10,15 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from bench.faults.jobs import Job
 
 FORKS: Any = multiprocessing.get_context('forkserver')
 FORKS.set_forkserver_preload(
@@ -46,12 +49,13 @@ class Limits:
 class Command:
     """A started command. Its output goes to ``log``, and all of its processes are in a group of their own."""
 
-    def __init__(
-        self, arguments: tuple[str, ...], folder: Path, log: Path, environment: Mapping[str, str], limits: Limits
-    ) -> None:
+    def __init__(self, job: Job, folder: Path, log: Path, environment: Mapping[str, str], limits: Limits) -> None:
         self.log = log
-        self._process = FORKS.Process(target=_run, args=(arguments, folder, log, dict(environment), limits))
+        self._process = FORKS.Process(target=_run, args=(job, folder, log, dict(environment), limits))
+        log.unlink(missing_ok=True)
         self._process.start()
+        while not log.exists() and self.is_running:  # a signal before that would meet no command of ours
+            time.sleep(0.001)
 
     @property
     def is_running(self) -> bool:
@@ -82,7 +86,7 @@ class Command:
         return self.log.read_text(errors='replace') if self.log.exists() else ''
 
 
-def _run(arguments: tuple[str, ...], folder: Path, log: Path, environment: dict[str, str], limits: Limits) -> None:
+def _run(job: Job, folder: Path, log: Path, environment: dict[str, str], limits: Limits) -> None:
     os.setsid()
     multiprocessing.set_start_method('fork', force=True)  # as in a process that nobody forked
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -98,7 +102,9 @@ def _run(arguments: tuple[str, ...], folder: Path, log: Path, environment: dict[
             raise OSError(ctypes.get_errno(), 'a /dev/shm of its own needs the rights to mount one')
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    sys.argv = ['maelm', *arguments]
+    if job.launcher:
+        os.execvp(job.launcher[0], [*job.launcher, *job.arguments])
+    sys.argv = ['maelm', *job.arguments]
     from maelm_composer.cli import main
 
     main()

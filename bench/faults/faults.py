@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from bench.faults.jobs import JOBS
+from bench.faults.jobs import INPUTS, JOBS
 
 
 class Outcome(str, Enum):
@@ -26,6 +26,8 @@ class Kind:
     of_child: bool = False
     pause: float | None = None  # seconds for which the job stands still
     damage: str | None = None  # to one file that an earlier start has made: remove, flip or cut
+    fewer_cores: bool = False  # at the next start
+    disk: str | None = None  # full or read-only, of the folder, until the job has said so
     limit: str | None = None  # field of command.Limits
     amount: tuple[int, int] = (0, 0)  # range of the limit
     server: str | None = None  # fault of tests/faulty_s3.py; refused: it is away
@@ -33,7 +35,7 @@ class Kind:
 
     def fits(self, job: str) -> bool:
         """Whether this kind can happen to ``job``: damage only to files that an earlier command has made."""
-        made = set(JOBS[job].needs) - {'corpus', 'tasks', 'results'}
+        made = set(JOBS[job].needs) - INPUTS
         return JOBS[job].is_remote if self.server else bool(made) or not self.damage
 
 
@@ -48,7 +50,10 @@ KINDS = (
     Kind('file removed', 'storage', TOLD, damage='remove'),
     Kind('byte flipped', 'storage', TOLD, damage='flip'),
     Kind('file cut off', 'storage', TOLD, damage='cut'),
+    Kind('disk full', 'storage', TOLD, disk='full', amount=(0, 300_000)),
+    Kind('folder read-only', 'storage', TOLD, disk='read-only'),
     Kind('file size limited', 'storage', TOLD, limit='file_bytes', amount=(100, 200_000)),
+    Kind('SIGKILL, then one core', 'machine', SAME, signal=signal.SIGKILL, fewer_cores=True),
     Kind('open files limited', 'machine', TOLD, limit='open_files', amount=(12, 64)),
     Kind('/dev/shm full', 'machine', TOLD, limit='shared_memory', amount=(4096, 65536)),
     *(
@@ -60,6 +65,8 @@ KINDS = (
             ('403', '403', TOLD),
             ('answer cut off', 'cut', TOLD),
             ('answer damaged', 'damaged', TOLD),
+            ('answer late', 'late', TOLD),
+            ('listing empty', 'unlisted', TOLD),
             ('upload lost', 'lost', TOLD),
         )
     ),
@@ -79,8 +86,9 @@ class Fault:
 
 
 def draw(number: int, seed: int, jobs: Sequence[str]) -> Fault:
-    """The fault ``number`` of the campaign ``seed``: first a kind, then one of the jobs that it fits."""
+    """The fault ``number`` of the campaign ``seed``: first a kind, then one of the jobs that it fits, by weight."""
     generator = random.Random(f'{seed}-{number}')
     kind = generator.choice([kind for kind in KINDS if any(kind.fits(job) for job in jobs)])
-    job = generator.choice([job for job in jobs if kind.fits(job)])
+    fitting = [job for job in jobs if kind.fits(job)]
+    (job,) = generator.choices(fitting, [JOBS[job].weight for job in fitting])
     return Fault(number, kind, job, generator.random(), generator.randrange(2**31), generator.uniform(0.5, 4))

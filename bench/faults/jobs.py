@@ -17,6 +17,7 @@ from tests.tiny import make_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = 'faults'
+INPUTS = {'corpus', 'tasks', 'results'}  # folders that no command of ours has made
 MODEL = {'num_hidden_layers': 1, 'hidden_size': 32, 'num_attention_heads': 2, 'intermediate_size': 64}
 CORPUS = {
     'remote': 'shards',
@@ -53,6 +54,11 @@ FINETUNING = {
     'data': {'source': 'files', 'folder': 'tasks'},
 }
 
+SWEEP = {key: value for key, value in FINETUNING.items() if key not in ('task', 'saves_model')} | {
+    'save_folder': 'swept',
+    'sweep': {'tasks': ['rte'], 'seeds': [1, 2], 'search': {'glue_small': {'learning_rate': [3e-3, 1e-3]}}},
+}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -63,15 +69,17 @@ class Job:
     needs: tuple[str, ...]  # files and folders that are there before
     makes: tuple[str, ...]  # globs of the files that are compared
     is_remote: bool = False  # reads from and writes to a bucket
+    launcher: tuple[str, ...] = ()  # program that starts the command; (): a fork of this package
+    weight: float = 1.0  # how often the job is drawn; a start of several processes takes ten times as long
 
 
-TRAIN = ('train', 'pretraining.yaml')
+TRAIN, SHARDS = ('train', 'pretraining.yaml'), ('shards', 'corpus.yaml', '--workers', '1')
 RUN = ('metrics.csv', 'record.json', 'recipe.yaml', 'manifest.json', 'tokenizer/*', 'samples-*/model.safetensors')
 JOBS = {
     job.name: job
     for job in (
         Job('tokenizer', ('tokenizer', 'corpus.yaml'), ('corpus',), ('shards/tokenizer/*',)),
-        Job('shards', ('shards', 'corpus.yaml', '--workers', '1'), ('corpus', 'shards/tokenizer'), ('shards/**/*',)),
+        Job('shards', SHARDS, ('corpus', 'shards/tokenizer'), ('shards/**/*',), weight=0.2),
         Job('train', TRAIN, ('shards',), tuple(f'runs/model/{name}' for name in RUN)),
         Job(
             'train on s3',
@@ -80,7 +88,16 @@ JOBS = {
             tuple(f's3/model/{name}' for name in RUN),
             is_remote=True,
         ),
+        Job(
+            'train on two ranks',
+            ('pretraining.yaml', 'training.max_samples=640'),
+            ('shards',),
+            tuple(f'runs/model/{name}' for name in RUN),
+            launcher=('composer', '-n', '2', '-m', 'maelm_composer.train'),
+            weight=0.2,
+        ),
         Job('finetune', ('train', 'finetuning.yaml'), ('runs', 'tasks'), ('finetuned/**/*',)),
+        Job('sweep', ('sweep', 'sweep.yaml'), ('runs', 'tasks'), ('swept/*.json', 'swept/*.csv'), weight=0.2),
         Job('rank', ('rank', 'runs/model', '--max-tokens', '4000'), ('runs', 'shards'), ('runs/model/ranks/*.json',)),
         Job('export', ('export', 'runs/model', 'exported', '--all-checkpoints'), ('runs',), ('exported/**/*',)),
         Job('report', ('report', '--scale', 'ladder', '--results', 'results'), ('results',), ('results/ladder/*.*',)),
@@ -93,7 +110,8 @@ def write_inputs(folder: Path) -> None:
     (folder / 'corpus').mkdir(parents=True)
     for path in (ROOT / 'docs').glob('*.md'):
         (folder / 'corpus' / f'{path.stem}.txt').write_text(path.read_text())
-    for name, recipe in (('corpus', CORPUS), ('pretraining', PRETRAINING), ('finetuning', FINETUNING)):
+    recipes = {'corpus': CORPUS, 'pretraining': PRETRAINING, 'finetuning': FINETUNING, 'sweep': SWEEP}
+    for name, recipe in recipes.items():
         (folder / f'{name}.yaml').write_text(yaml.safe_dump(recipe))
     for split, count, seed in (('train', 96, 0), ('dev', 48, 1)):
         write_rows(folder / 'tasks' / 'glue' / 'rte' / f'{split}.parquet', make_rows('rte', count, seed))

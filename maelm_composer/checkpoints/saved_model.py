@@ -41,10 +41,14 @@ def save_model(
         'span': asdict(span) if task.kind == SPAN else {},
         'checkpoint': asdict(pretrained.identity),
     }
-    write_json(staged / FINETUNED, description)
-    with writing_tensors(staged / WEIGHTS):
-        save_file({name: value.contiguous() for name, value in weights.items()}, staged / WEIGHTS, {'format': 'pt'})
-    apply_umask(staged / WEIGHTS)
-    write_tokenizer(pretrained.tokenizer, staged / TOKENIZER)
-    shutil.rmtree(folder, ignore_errors=True)
-    staged.rename(folder)
+    plain = {name: value.contiguous() for name, value in weights.items()}
+    try:
+        write_json(staged / FINETUNED, description)
+        with writing_tensors(staged / WEIGHTS):
+            save_file(plain, staged / WEIGHTS, {'format': 'pt'})
+        apply_umask(staged / WEIGHTS)
+        write_tokenizer(pretrained.tokenizer, staged / TOKENIZER)
+        shutil.rmtree(folder, ignore_errors=True)
+        staged.rename(folder)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
