@@ -123,14 +123,24 @@ class Rung:
     flops: float  # of RoBERTa's pretraining
     mae_lm: Model
     roberta: Model
+    variants: tuple[Model, ...] = ()  # compared with RoBERTa as MAE-LM is
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return self.roberta, self.mae_lm, *self.variants
 
 
-def _make_rung(name: str) -> Rung:
+def _make_rung(name: str, **variants: str) -> Rung:
     overlay = f'yamls/ladder/{name}.yaml'
-    return Rung(float(name), Model(MAE_LM.label, (overlay,)), Model(ROBERTA.label, (overlay, *ROBERTA.overlays)))
+    return Rung(
+        float(name),
+        Model(MAE_LM.label, (overlay,)),
+        Model(ROBERTA.label, (overlay, *ROBERTA.overlays)),
+        tuple(Model(label, (overlay, f'yamls/ladder/{stem}.yaml')) for stem, label in variants.items()),
+    )
 
 
-RUNGS = tuple(map(_make_rung, ('3e13', '1e14', '3e14')))
+RUNGS = (_make_rung('3e13', decoder_1_layer='MAE-LM, one decoder layer'), _make_rung('1e14'), _make_rung('3e14'))
 
 ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
@@ -195,7 +205,7 @@ LADDER = Artefact(
     'ladder',
     'The ladder: both models against the compute of pretraining',
     'MAE-LM uses more dimensions for real tokens than RoBERTa, and fine-tunes better',
-    tuple(Demand(m, (Role.quick,), rank=True) for rung in RUNGS for m in (rung.roberta, rung.mae_lm)),
+    tuple(Demand(m, (Role.quick,), rank=True) for rung in RUNGS for m in rung.models),
 )
 
 

@@ -10,7 +10,7 @@ from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLU
 from maelm_composer.reporting.cells import Cell, measure_runs, rank, score, slope, subtract, subtract_relative
 from maelm_composer.reporting.curves import MASKS, REAL, WITH_MASKS
 from maelm_composer.reporting.evidence import Evidence
-from maelm_composer.reporting.row_builder import GAP, PERCENT, POINTS, RANK, Claim, RowBuilder
+from maelm_composer.reporting.row_builder import PERCENT, POINTS, RANK, Claim, RowBuilder
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import MARGIN_RANK_SHARE
 
@@ -22,24 +22,31 @@ Read = Callable[[Evidence, Model], Cell]
 
 
 def build_ladder(builder: RowBuilder) -> list[Row]:
-    """Both models' numbers at every rung; then MAE-LM − RoBERTa, and the slope of that over log compute."""
+    """All models' numbers at every rung; then each MAE-LM − RoBERTa, and the slope of that over log compute."""
     rows: list[Row] = []
-    cells: dict[str, dict[Rung, tuple[Cell, Cell]]] = {}
+    cells: dict[str, dict[str, dict[Rung, Cell]]] = {name: {} for name in NUMBERS}  # by column, label and rung
     for name, (unit, read) in NUMBERS.items():
-        cells[name] = {r: (read(builder.evidence, r.mae_lm), read(builder.evidence, r.roberta)) for r in RUNGS}
-        for rung, both in cells[name].items():
-            for model, cell in zip((MAE_LM, ROBERTA), both, strict=True):
+        for rung in RUNGS:
+            for model in reversed(rung.models):
+                cell = read(builder.evidence, model)
+                cells[name].setdefault(model.label, {})[rung] = cell
                 rows.append(_at(builder.value(model.label, name, unit, cell), rung))
-    for rung, both in cells['eval_loss'].items():  # the paper claims nothing about the loss
-        rows.append(_at(builder.value(GAP, 'eval_loss', 'nats', subtract(*both)), rung))
     ours, theirs = (builder.paper_of(model, 'pretrained') for model in (MAE_LM, ROBERTA))
     paper = None if ours is None or theirs is None else round(100 * (ours / theirs - 1), 2)
-    excess = {rung: subtract_relative(*both) for rung, both in cells[REAL].items()}
-    rows += _claim(builder, RELATIVE, PERCENT, excess, paper, 100 * MARGIN_RANK_SHARE)
-    for name, (unit, _) in NUMBERS.items():
-        if unit == PERCENT:
-            gaps = {rung: subtract(*both) for rung, both in cells[name].items()}
-            rows += _claim(builder, name, POINTS, gaps, builder.paper_gap(name))
+    for label in dict.fromkeys(model.label for rung in RUNGS for model in (rung.mae_lm, *rung.variants)):
+        pairs = {
+            name: {rung: (cell, found[ROBERTA.label][rung]) for rung, cell in found[label].items()}
+            for name, found in cells.items()
+        }
+        gap, is_paper = f'{label} − {ROBERTA.label}', label == MAE_LM.label
+        for rung, both in pairs['eval_loss'].items():  # the paper claims nothing about the loss
+            rows.append(_at(builder.value(gap, 'eval_loss', 'nats', subtract(*both)), rung))
+        excess = {rung: subtract_relative(*both) for rung, both in pairs[REAL].items()}
+        rows += _claim(builder, gap, RELATIVE, PERCENT, excess, paper if is_paper else None, 100 * MARGIN_RANK_SHARE)
+        for name, (unit, _) in NUMBERS.items():
+            if unit == PERCENT:
+                gaps = {rung: subtract(*both) for rung, both in pairs[name].items()}
+                rows += _claim(builder, gap, name, POINTS, gaps, builder.paper_gap(name) if is_paper else None)
     return rows
 
 
@@ -77,6 +84,7 @@ def _find_departure(evidence: Evidence, run: PretrainingRecord) -> float | None:
 
 def _claim(
     builder: RowBuilder,
+    gap: str,
     name: str,
     unit: str,
     gaps: dict[Rung, Cell],
@@ -84,13 +92,15 @@ def _claim(
     margin: float | None = None,
 ) -> list[Row]:
     """The difference at every rung, one family for Holm's correction, then its slope over log10(FLOPs)."""
-    claims = builder.claims(unit, *(Claim(GAP, name, cell, paper, margin) for cell in gaps.values()))
+    claims = builder.claims(unit, *(Claim(gap, name, cell, paper, margin) for cell in gaps.values()))
+    rows = [_at(claim, rung) for rung, claim in zip(gaps, claims, strict=True)]
+    if len(gaps) == 1:  # a variant of one rung
+        return rows
     there = [(math.log10(rung.flops), cell) for rung, cell in gaps.items() if not cell.missing]
     trend = Cell(missing='a slope needs two rungs')
     if len(there) > 1:
         trend = slope(there, is_paired=False)  # rungs are models of different sizes
-    trends = builder.claims(f'{unit} a decade', Claim(f'{GAP}, {TREND}', name, trend))
-    return [*(_at(claim, rung) for rung, claim in zip(gaps, claims, strict=True)), *trends]
+    return rows + builder.claims(f'{unit} a decade', Claim(f'{gap}, {TREND}', name, trend))
 
 
 def _at(row: Row, rung: Rung) -> Row:

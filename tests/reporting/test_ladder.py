@@ -6,16 +6,19 @@ import pytest
 
 from maelm_composer.reporting.artefacts import LADDER, RUNGS, Role, tasks_of
 from maelm_composer.reporting.report import build_tables, report
-from maelm_composer.reporting.verdicts import HOLDS
+from maelm_composer.reporting.verdicts import FAILS, HOLDS
 
 SEEDS = (17, 18, 19)
 
 
 def add_rung(archive, number, seeds=SEEDS):
-    """At rung n MAE-LM is above RoBERTa by 3n points, and in rank by 10n percent, both with a spread over seeds."""
+    """At rung n MAE-LM is above RoBERTa by 3n points, and in rank by 10n percent, both with a spread over seeds.
+
+    The variant of the first rung is below RoBERTa by as much as MAE-LM is above it at the second.
+    """
     rung = RUNGS[number]
     for nth, seed in enumerate(seeds):
-        for model, lead in ((rung.roberta, 0), (rung.mae_lm, number)):
+        for model, lead in zip(rung.models, (0, number, -1), strict=False):
             run = f'{model.run_name("ladder")}-s{seed}'
             archive.add_run(run, eval_loss=5.0 - number - 0.1 * lead + 0.01 * nth, tokens=400 * 128)
             archive.add_rank(run, lead=2 + lead * (10 + nth) * 5)  # RoBERTa's last layer: 48
@@ -56,6 +59,15 @@ def test_differences_are_paired_and_their_growth_is_per_decade(rows):
         assert trend.value == pytest.approx(step / decade)
         assert trend.low < trend.value < trend.high
         assert trend.pretraining_seeds == 3
+
+
+def test_a_variant_of_one_rung_is_compared_there_and_has_no_trend(rows):
+    (gap,) = find(rows, 'MAE-LM, one decoder layer − RoBERTa', 'quick_avg').values()
+    assert gap.value == pytest.approx(-3.1)
+    assert gap.verdict.startswith(FAILS)
+    assert (gap.x, gap.paper) == (3e13, None)
+    assert find(rows, 'MAE-LM, one decoder layer', 'eval_loss')[3e13].value == pytest.approx(5.11)
+    assert not [r for r in rows if r.row.startswith('MAE-LM, one decoder layer − RoBERTa,')]
 
 
 def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):

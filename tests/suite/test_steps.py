@@ -56,13 +56,17 @@ def test_the_ladder_has_its_own_seeds_at_every_rung_and_its_rungs_cost_what_they
     suite = load_suite('ladder', tmp_path)
     steps = [step for step in list_steps(suite, [LADDER]) if step.kind is Kind.pretraining]
     counts = Counter(Path(step.model.overlays[0]).stem for step in steps)
-    assert counts == {'3e13': 10, '1e14': 10, '3e14': 6}
+    assert counts == {'3e13': 15, '1e14': 10, '3e14': 6}
     for rung in RUNGS:
         mae_lm, roberta = suite.load_pretraining(rung.mae_lm), suite.load_pretraining(rung.roberta)
         assert count_training_flops(roberta) == pytest.approx(rung.flops, rel=0.01)
         assert dataclasses.replace(mae_lm.model, decoder=None) == roberta.model
         assert mae_lm.model.decoder.hidden_size == mae_lm.model.hidden_size
-        assert (mae_lm.training, mae_lm.optimizer, mae_lm.data) == (roberta.training, roberta.optimizer, roberta.data)
+        for other in map(suite.load_pretraining, rung.models):
+            assert (other.training, other.optimizer, other.data) == (mae_lm.training, mae_lm.optimizer, mae_lm.data)
+        for variant in map(suite.load_pretraining, rung.variants):
+            assert dataclasses.replace(variant.model, decoder=mae_lm.model.decoder) == mae_lm.model
+            assert variant.model.decoder.num_hidden_layers == mae_lm.model.decoder.num_hidden_layers - 1
 
 
 def test_what_two_artefacts_share_stands_there_once(demo):
