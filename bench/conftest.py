@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect artefacts that the suite lacks, and speed tests that neither a file name nor ``-m throughput`` selects.
+    """Deselect artefacts that the suite lacks, speed tests unless named or ``-m throughput``, faults unless named.
 
     test_quick repeats a part of the other tests, so only ``-k quick`` or its own name selects it.
     """
@@ -60,9 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.name in ARTEFACT_FILES:
             left_out += [item] if item.path.name not in made else []
         else:
-            item.add_marker('throughput')
+            is_campaign = item.path.name == 'test_faults.py'
+            if not is_campaign:
+                item.add_marker('throughput')
             is_quick = item.name.startswith('test_quick') and 'quick' not in f'{config.option.keyword} {config.args}'
-            if is_quick or (item.path.name not in named and 'throughput' not in config.option.markexpr):
+            is_asked_for = 'throughput' in config.option.markexpr and not is_campaign
+            if is_quick or (item.path.name not in named and not is_asked_for):
                 left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
