@@ -30,7 +30,7 @@ class FaultyS3:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._port = 0
         self.start()
-        requests.post(f'{self.url}/moto-api/reset', timeout=10)  # what it holds belongs to the process
+        requests.post(f'{self.url}/moto-api/reset', timeout=60)  # what it holds belongs to the process
 
     @property
     def url(self) -> str:
