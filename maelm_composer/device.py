@@ -35,6 +35,8 @@ def explain_memory(microbatch_size: int, key: str = 'training.device_train_micro
     except ConnectionError:
         raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
     except RuntimeError as error:
+        if 'Too many open files' in str(error):  # from a loader worker, which sends batches as shared memory
+            raise InputError('too many open files: raise the limit (ulimit -n) or lower data.num_workers') from None
         if re.search(r'DataLoader worker .*killed by signal: Bus error', str(error)):
             raise InputError(f'a loader worker was killed, since /dev/shm is full: {MORE_SHARED_MEMORY}') from None
         if re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error)) is None:

@@ -1,7 +1,12 @@
-"""How the host gives out memory."""
+"""How the host gives out memory, and what is said when it has none."""
 
 import subprocess
 import sys
+
+import pytest
+
+from maelm_composer.device import explain_memory
+from maelm_composer.errors import InputError
 
 PROGRAM = """
 import resource, torch
@@ -24,3 +29,21 @@ def test_kept_memory_is_not_faulted_in_again():
     assert default > 10 * 16_000  # 64 MiB are 16,384 pages
     assert kept < 1000
     assert default_again > 10 * 64_000
+
+
+@pytest.mark.parametrize(
+    'error, message',
+    [
+        (RuntimeError('unable to open shared memory object </torch_1_2_0>: Too many open files (24)'), 'ulimit -n'),
+        (RuntimeError('DataLoader worker (pid 1) is killed by signal: Bus error.'), 'since /dev/shm is full: enlarge'),
+        (ConnectionResetError(104, 'Connection reset by peer'), 'most likely because memory ran out: lower'),
+    ],
+)
+def test_what_a_loader_worker_died_of_is_told(error, message):
+    with pytest.raises(InputError, match=message), explain_memory(8):
+        raise error
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(RuntimeError, match='shapes'), explain_memory(8):
+        raise RuntimeError('shapes do not fit')

@@ -134,8 +134,10 @@ class MetricsLog(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if dist.get_global_rank() == 0:
-            text = self.folder.read(METRICS) if self.resumed is None else self.resumed
-            rows = parse_metrics(text or '') if state.timestamp.batch.value else []
+            text = self.resumed
+            if text is None and state.timestamp.batch.value:
+                text = self.folder.read(METRICS)
+            rows = parse_metrics(text or '')
             kept = [row for row in rows if int(row['samples']) <= state.timestamp.sample.value]
             lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in kept)]
             write_text(self.path, ''.join(','.join(line) + '\n' for line in lines))
