@@ -260,13 +260,9 @@ class Campaign:
 
 
 def run_campaign(folder: Path, table: Path, count: int, seed: int, jobs: Sequence[str]) -> list[dict[str, str]]:
-    """Inflict the faults 0 to ``count`` that ``table`` does not hold yet, and return all of its rows."""
-    done = read_rows(table)
-    left = [
-        number
-        for number in range(count)
-        if str(number) not in {row['number'] for row in done if row['seed'] == str(seed)}
-    ]
+    """Inflict the faults 0 to ``count`` that have no row without a defect; returns the last row of each."""
+    ended = {(row['seed'], row['number']) for row in read_last_rows(table) if row['outcome'] != Outcome.defect.value}
+    left = [number for number in range(count) if (str(seed), str(number)) not in ended]
     if left:
         campaign = Campaign(folder, jobs)
         table.parent.mkdir(parents=True, exist_ok=True)
@@ -279,14 +275,15 @@ def run_campaign(folder: Path, table: Path, count: int, seed: int, jobs: Sequenc
                     writer.writeheader()
                 writer.writerow(row)
             print(*row.values(), sep='  ', flush=True)
-    return read_rows(table)
+    return read_last_rows(table)
 
 
-def read_rows(table: Path) -> list[dict[str, str]]:
+def read_last_rows(table: Path) -> list[dict[str, str]]:
+    """The last row of each fault: one that had shown a defect is inflicted again once that is mended."""
     if not table.exists():
         return []
     with table.open(newline='', encoding='utf-8') as file:
-        return list(csv.DictReader(file))
+        return list({(row['seed'], row['number']): row for row in csv.DictReader(file)}.values())
 
 
 def summarize(rows: Sequence[dict[str, str]]) -> str:
