@@ -131,7 +131,7 @@ def copy_needs(job: Job, source: Path, target: Path) -> None:
 
 
 def describe_results(job: Job, folder: Path) -> dict[str, str]:
-    """Names and hashes of the files that ``job`` has made, without what may differ: measured times."""
+    """Names and hashes of the files that ``job`` has made, without what may differ, such as times."""
     found = {
         path for glob in job.makes for path in folder.glob(glob) if path.is_file() and not path.name.startswith('.')
     }
@@ -154,7 +154,7 @@ def _drop_times(value: Any) -> Any:
         return [_drop_times(item) for item in value]
     if not isinstance(value, dict):
         return value
-    timed = ('seconds', 'hours', 'per_second')
+    timed = ('seconds', 'hours', 'per_second', 'git_revision')  # the source may be edited while a campaign runs
     return {key: _drop_times(item) for key, item in value.items() if not key.endswith(timed)}
 
 
