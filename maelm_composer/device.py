@@ -3,12 +3,14 @@
 import contextlib
 import ctypes
 import re
+import resource
 from collections.abc import Iterator
 
 import torch
 
 from maelm_composer.errors import InputError
 
+FILES = 65_536
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LESS_MEMORY = 'lower training.device_train_microbatch_size or data.num_workers'
 MORE_SHARED_MEMORY = 'enlarge /dev/shm (docker run --shm-size) or remove what `maelm doctor` finds there'
@@ -42,6 +44,17 @@ def explain_memory(microbatch_size: int, key: str = 'training.device_train_micro
         if re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error)) is None:
             raise
         raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
+
+
+def raise_file_limit() -> None:
+    """Let this process and its loader workers open as many files as the system allows, at most 65,536.
+
+    A worker sends each tensor as an open file. One that runs out of files loses a batch, for which the trainer waits.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def keep_freed_memory(keeps: bool = True) -> None:

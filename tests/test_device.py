@@ -1,11 +1,12 @@
 """How the host gives out memory, and what is said when it has none."""
 
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from maelm_composer.device import explain_memory
+from maelm_composer.device import explain_memory, raise_file_limit
 from maelm_composer.errors import InputError
 
 PROGRAM = """
@@ -29,6 +30,17 @@ def test_kept_memory_is_not_faulted_in_again():
     assert default > 10 * 16_000  # 64 MiB are 16,384 pages
     assert kept < 1000
     assert default_again > 10 * 64_000
+
+
+def test_the_limit_of_open_files_is_raised_to_what_the_system_allows():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (50, limits[1]))
+    try:
+        raise_file_limit()
+        wanted = 65_536 if limits[1] == resource.RLIM_INFINITY else min(65_536, limits[1])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,14 @@ from rich.table import Table
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import load_id_counts, load_manifest
-from maelm_composer.device import LESS_MEMORY, explain_memory, find_device, keep_freed_memory, name_device
+from maelm_composer.device import (
+    LESS_MEMORY,
+    explain_memory,
+    find_device,
+    keep_freed_memory,
+    name_device,
+    raise_file_limit,
+)
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.masking.collate import build_collator
@@ -64,6 +71,7 @@ def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
     """
     silence_warnings()
     keep_freed_memory()
+    raise_file_limit()
     end_with_launcher()
     device = start_rank(config.training)
     with contextlib.ExitStack() as locks:
