@@ -27,7 +27,7 @@ def name_device() -> str:
 
 @contextlib.contextmanager
 def explain_memory(microbatch_size: int, key: str = 'training.device_train_microbatch_size') -> Iterator[None]:
-    """Turn the errors of a device, or of a machine, whose memory is exhausted into an InputError that names ``key``."""
+    """Turn exhausted memory, shared memory or file handles into an InputError that names the remedy, such as ``key``."""
     try:
         yield
     except torch.OutOfMemoryError as error:

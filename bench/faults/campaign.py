@@ -3,6 +3,7 @@
 import csv
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,12 @@ STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.S
 
 def mount(*arguments: str, program: str = 'mount') -> None:
     subprocess.run([program, *arguments], check=True, capture_output=True)
+
+
+def strip_paths(said: str, work: Path) -> str:
+    """What a job said, in one line, without the places where this machine has the job and its packages."""
+    said = ' '.join(said.split()).replace(f'{work}/', '').replace(str(work), '.')
+    return re.sub(r'(?<![\w.:/])/[^\s"\']*/(?:site-packages|lib/python[\d.]+)/', '', said)
 
 
 class Defect(Exception):
@@ -66,7 +73,7 @@ class Campaign:
     """A folder in which every job runs, its undisturbed results, and a server for the jobs that need one."""
 
     def __init__(self, folder: Path, jobs: Sequence[str]) -> None:
-        self.golden, self.work, self.log = folder / 'golden', folder / 'work', folder / 'log.txt'
+        self.golden, self.work, self.logs = folder / 'golden', folder / 'work', folder / 'logs'
         self.server = FaultyS3()
         self.environment = {
             'S3_ENDPOINT_URL': self.server.url,
@@ -82,6 +89,7 @@ class Campaign:
         self.results: dict[str, dict[str, str]] = {}
         self.seconds: dict[str, float] = {}
         shutil.rmtree(folder, ignore_errors=True)
+        self.logs.mkdir(parents=True)
         write_inputs(self.golden)
         for name, job in JOBS.items():
             if name in {*jobs, 'tokenizer', 'shards', 'train'}:  # whose files the others need
@@ -110,7 +118,8 @@ class Campaign:
     def _start(self, job: Job, limits: Limits = UNLIMITED) -> Command:
         self.starts += 1
         self.started = time.monotonic()
-        return Command(job, self.work, self.log, self.environment, limits)
+        log = self.logs / f'{self.starts}.txt'  # two starts may live at once
+        return Command(job, self.work, log, self.environment, limits)
 
     def _finish(self, command: Command) -> Ending:
         is_over = command.wait(LONGEST)
@@ -141,7 +150,7 @@ class Campaign:
             outcome, told = Outcome.defect, str(defect)
         lost = time.monotonic() - begun - self.seconds[job.name]
         what = (fault.number, '', '', fault.kind.group, fault.kind.name, job.name, f'{fault.at:.3f}', self.target)
-        row = (*what, outcome.value, self.starts, f'{lost:.1f}', ' '.join(told.split()))
+        row = (*what, outcome.value, self.starts, f'{lost:.1f}', strip_paths(told, self.work))
         return dict(zip(COLUMNS, row, strict=True))
 
     def _run_with(self, job: Job, fault: Fault) -> str:

@@ -148,9 +148,11 @@ class RunFolder:
         Raises:
             InputError: these checkpoints are of another address, or the object store no longer has their run.
         """
+        if not self.is_remote:
+            return
         waiting: set[str] | None = None
         with raise_on_all_ranks():
-            if self.is_remote and dist.get_local_rank() == 0:
+            if dist.get_local_rank() == 0:
                 waiting = {path.name for path in (self.local / UNSENT).glob(f'{CHECKPOINT_PREFIX}*')}
                 if waiting:
                     address = read_file(str(self.local / UNSENT / ADDRESS)) or b'its object store'
@@ -161,11 +163,10 @@ class RunFolder:
                         )
                     waiting = {name for name in waiting if name > (self.latest() or '')}
         held = [names for names in dist.all_gather_object(waiting) if names is not None]
-        if held:
-            self.unsent = sorted(set.intersection(*held))  # each node holds its own part
-            self.send()
-            if dist.get_local_rank() == 0:
-                shutil.rmtree(self.local / UNSENT, ignore_errors=True)
+        self.unsent = sorted(set.intersection(*held))  # each node holds its own part
+        self.send()
+        if dist.get_local_rank() == 0:
+            shutil.rmtree(self.local / UNSENT, ignore_errors=True)
 
     def fetch(self, name: str) -> Path:
         """Return a checkpoint's local folder, downloaded to every node if need be. Called by every rank."""
