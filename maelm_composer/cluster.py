@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 from maelm_composer.errors import InputError
+
+SECONDS_TO_ANSWER = 10
 
 
 @contextlib.contextmanager
@@ -26,11 +29,13 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # sends no usage statistics
     os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # Ray's future default; Ray warns if it is not set
     quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
-    if 'RAY_ADDRESS' in os.environ:
+    address = os.environ.get('RAY_ADDRESS')
+    if address is not None:
+        _assert_answers(address)
         try:
             ray.init(**quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise InputError(f'RAY_ADDRESS {os.environ["RAY_ADDRESS"]}: {error}') from None
+            raise InputError(f'RAY_ADDRESS {address}: {error}') from None
     else:
         cores = len(os.sched_getaffinity(0))
         ray.init(address='local', num_cpus=num_cpus or cores, include_dashboard=False, **quiet)
@@ -38,6 +43,19 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _assert_answers(address: str) -> None:
+    """Raise InputError if nothing listens at ``host:port`` or ``ray://host:port``; Ray itself would try for minutes."""
+    host, _, port = address.rpartition('://')[2].rpartition(':')
+    if not (host and port.isdecimal()):
+        return  # `auto`, `local` or a mistake, which Ray explains at once
+    try:
+        socket.create_connection((host.strip('[]'), int(port)), timeout=SECONDS_TO_ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f'RAY_ADDRESS {address}: {error}; start Ray there (ray start --head), or unset RAY_ADDRESS'
+        ) from None
 
 
 def get_result(reference: Any) -> Any:

@@ -27,7 +27,7 @@ def name_device() -> str:
 
 @contextlib.contextmanager
 def explain_memory(microbatch_size: int, key: str = 'training.device_train_microbatch_size') -> Iterator[None]:
-    """Turn exhausted memory, shared memory or file handles into an InputError that names the remedy, such as ``key``."""
+    """Turn exhausted memory, shared memory or open files into an InputError that says what to change, as ``key``."""
     try:
         yield
     except torch.OutOfMemoryError as error:

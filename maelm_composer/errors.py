@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -19,9 +20,11 @@ class InputError(ValueError):
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn an :class:`InputError`, or an OSError such as a full disk, into one line and exit code 2."""
+    """Turn an :class:`InputError`, or an OSError such as a full disk, into one line and exit code 2; Ctrl-C, 130."""
     try:
         yield
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
     except (InputError, OSError) as error:
         if isinstance(error, OSError) and error.errno is None:
             raise

@@ -5,7 +5,7 @@
     recipe.yaml  record.json  metrics.csv  manifest.json (of the shards)  tokenizer/
     latest                      -> the newest whole checkpoint (a link; in an object store a text object)
     samples-000051200/          model.safetensors  metrics.csv  state.pt (or state/, one shard a rank)  and
-                                progress.json: samples, batch, training_seconds, SHA-256 of the other files
+                                progress.json: samples, batch, seconds, SHA-256 of the other files
     .unsent/                    checkpoints of the working copy that are not yet in the object store
 """
 

@@ -84,12 +84,16 @@ class TrainingClock(Callback):
     """Counts the seconds of data loading, forward pass, backward pass and optimizer step.
 
     Validation, checkpoints and compilation are not counted: each of the first batches of a process counts as much as
-    the first batch after them. Checkpoints hold the count, so a resumed run continues it.
+    the first batch after them. Checkpoints hold the counts, so a resumed run continues them, on any number of ranks.
+
+    Args:
+        seconds: of the run before this process.
+        device_seconds: the same, summed over the ranks.
     """
 
-    def __init__(self, tokens_per_batch: int, seconds: float = 0.0) -> None:
+    def __init__(self, tokens_per_batch: int, seconds: float = 0.0, device_seconds: float = 0.0) -> None:
         self.tokens_per_batch = tokens_per_batch
-        self.seconds = seconds
+        self.seconds, self.device_seconds = seconds, device_seconds
         self.tokens_per_second = 0.0  # of the last timed batch
         self.timed_batches = 0  # of this process
         self.timed_seconds = 0.0
@@ -104,7 +108,9 @@ class TrainingClock(Callback):
         if self.timed_batches == 0 and self._untimed < UNTIMED_BATCHES:
             self._untimed += 1
             return
-        self.seconds += elapsed * (1 + self._untimed)
+        counted = elapsed * (1 + self._untimed)
+        self.seconds += counted
+        self.device_seconds += counted * dist.get_world_size()
         self._untimed = 0
         self.timed_batches += 1
         self.timed_seconds += elapsed

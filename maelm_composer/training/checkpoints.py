@@ -11,14 +11,16 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 from composer.utils.checkpoint import save_checkpoint
+from composer.utils.reproducibility import get_rng_state
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import CheckpointException
@@ -32,6 +34,7 @@ from maelm_composer.data.storage import OutageError
 from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask, hash_file, write_json
 from maelm_composer.training.callbacks import TrainingClock
+from maelm_composer.training.ranks import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.signals import Stopped, StopSignals
 
@@ -75,17 +78,15 @@ class CheckpointSaver(Callback):
         staged = self.folder.local / '.saving'
         name = name_checkpoint(state.timestamp.sample.value)
         try:
-            if dist.get_local_rank() == 0:
-                shutil.rmtree(staged, ignore_errors=True)
-            dist.barrier()
-            staged.mkdir(parents=True, exist_ok=True)  # several nodes may share the disk
             self._stage(state, staged)
-        except (OSError, RuntimeError, CheckpointException, SafetensorError) as error:
+        except InputError as error:
             shutil.rmtree(staged, ignore_errors=True)
-            before = self.folder.latest()
+            hint = ''
+            with contextlib.suppress(OutageError):
+                before = self.folder.latest()
+                hint = f'the previous checkpoint ({before}) is complete' if before else 'there is no previous one'
             raise InputError(
-                f'checkpoint {name} could not be written to {self.folder.local}: {describe_cause(error)}; '
-                + (f'the previous checkpoint ({before}) is complete' if before else 'there is no previous one')
+                f'checkpoint {name} could not be written to {self.folder.local}: {error}; {hint}'
             ) from error
         self.folder.publish(staged, name)
         if not self.folder.is_remote:
@@ -140,37 +141,68 @@ class CheckpointSaver(Callback):
 
     def _stage(self, state: State, staged: Path) -> None:
         """Write Composer's state, the weights alone (for fine-tuning and analysis) and the progress into ``staged``."""
-        save_checkpoint(state, str(staged / STATE), ignore_keys=drop_unportable)
-        dist.barrier()  # every rank has written its own shard
-        if dist.get_local_rank() == 0:
-            for shards in staged.glob('ep*-ba*'):
-                with contextlib.suppress(FileNotFoundError):  # another node on the same disk has renamed it
-                    shards.rename(staged / SHARDED_STATE)
-        if dist.get_global_rank() == 0 and (metadata := staged / SHARDED_STATE / METADATA).exists():
-            make_portable(metadata)
+        is_first, is_first_here = dist.get_global_rank() == 0, dist.get_local_rank() == 0
+        with fail_together():
+            if is_first_here:
+                shutil.rmtree(staged, ignore_errors=True)
+        with fail_together():
+            staged.mkdir(parents=True, exist_ok=True)  # several nodes may share the disk
+        if state.fsdp_sharded_state_dict_enabled:
+            with fail_together():
+                save_checkpoint(state, str(staged / STATE), ignore_keys=drop_unportable)
+        else:  # save_checkpoint would leave the other ranks in a barrier if the first one cannot write
+            content = {'state': state.state_dict(), 'rng': get_rng_state()}
+            drop_unportable(content)
+            with fail_together():
+                if is_first:
+                    with (staged / STATE).open('wb') as file:
+                        torch.save(content, file)
         weights: dict[str, Any] = get_model_state_dict(
             state.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
         )
-        if dist.get_global_rank() == 0:
-            plain = {key.removeprefix('model.'): value.contiguous() for key, value in weights.items()}
-            save_file(plain, staged / WEIGHTS, metadata={'format': 'pt'})
-            apply_umask(staged / WEIGHTS)
-            shutil.copyfile(self.folder.local / METRICS, staged / METRICS)
+        with fail_together():
+            if is_first_here:
+                for shards in staged.glob('ep*-ba*'):
+                    with contextlib.suppress(FileNotFoundError):  # another node on the same disk has renamed it
+                        shards.rename(staged / SHARDED_STATE)
+            if is_first:
+                if (metadata := staged / SHARDED_STATE / METADATA).exists():
+                    make_portable(metadata)
+                plain = {key.removeprefix('model.'): value.contiguous() for key, value in weights.items()}
+                save_file(plain, staged / WEIGHTS, metadata={'format': 'pt'})
+                apply_umask(staged / WEIGHTS)
+                shutil.copyfile(self.folder.local / METRICS, staged / METRICS)
         hashes = {}
-        if dist.get_local_rank() == 0:
-            for path in staged.rglob('*'):
-                if path.is_file():
-                    hashes[str(path.relative_to(staged))] = hash_file(path)
-                    _flush(path)
+        with fail_together():
+            if is_first_here:
+                for path in staged.rglob('*'):
+                    if path.is_file():
+                        hashes[str(path.relative_to(staged))] = hash_file(path)
+                        _flush(path)
         parts = dist.all_gather_object(hashes)
-        if dist.get_global_rank() == 0:
-            # On a shared disk another node may have read a file that this rank had not yet written.
-            every = {name: value for part in reversed(parts) for name, value in part.items()}
-            at, seconds = state.timestamp, self.clock.seconds
-            progress = {'samples': at.sample.value, 'batch': at.batch.value, 'training_seconds': seconds}
-            write_json(staged / PROGRESS, progress | {'hashes': dict(sorted(every.items()))})
-            _flush(staged / PROGRESS)
-        dist.barrier()  # progress.json is there
+        with fail_together():
+            if is_first:
+                # On a shared disk another node may have read a file that this rank had not yet written.
+                every = {name: value for part in reversed(parts) for name, value in part.items()}
+                progress = {
+                    'samples': state.timestamp.sample.value,
+                    'batch': state.timestamp.batch.value,
+                    'training_seconds': self.clock.seconds,
+                    'device_seconds': self.clock.device_seconds,
+                    'hashes': dict(sorted(every.items())),
+                }
+                write_json(staged / PROGRESS, progress)
+                _flush(staged / PROGRESS)
+
+
+@contextlib.contextmanager
+def fail_together() -> Iterator[None]:
+    """Raise on every rank, as an InputError, what keeps one rank from writing. Called by every rank."""
+    with raise_on_all_ranks():
+        try:
+            yield
+        except (OSError, RuntimeError, CheckpointException, SafetensorError) as error:
+            raise InputError(describe_cause(error)) from error
 
 
 def _flush(path: Path) -> None:
@@ -209,9 +241,13 @@ def drop_unportable(checkpoint: dict[str, Any]) -> None:
 
 def describe_cause(error: BaseException) -> str:
     """The operating system's message if an OSError caused ``error``, as in torch.save on a full disk."""
+    if isinstance(error, CheckpointException):  # whose own text holds the traceback of every rank that failed
+        (error, _), *_ = error.failures.values()
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
-    return ' '.join(str(error).split())
+    text = ' '.join(str(error).split())
+    # PyTorch's words where a write failed; a shard's error comes without the system's reason from another rank.
+    return f'a write failed, as on a full disk ({text})' if 'unexpected pos' in text else text

@@ -24,6 +24,7 @@ class ResumePoint:
     state: Path  # what the Trainer loads
     samples: int
     training_seconds: float
+    device_seconds: float  # training_seconds, summed over the ranks
     log: str | None  # metrics.csv when it was written; None: the checkpoint is of version 0.1
 
 
@@ -55,7 +56,9 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
             assert_metadata_is_data(state)
         log = checkpoint / METRICS
         text = log.read_text(encoding='utf-8') if log.exists() else None
-    return ResumePoint(state, progress['samples'], progress['training_seconds'], text)
+    seconds = progress['training_seconds']
+    device_seconds = progress.get('device_seconds', seconds * dist.get_world_size())  # version 0.1 has none
+    return ResumePoint(state, progress['samples'], seconds, device_seconds, text)
 
 
 def _read_progress(checkpoint: Path) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class _Run:
             if not evaluation:
                 raise InputError(f'{self.folder.uri}/{METRICS}: holds no validation, so the record cannot be finished')
             begun, seconds = record or self._begin_record(), resume_point.training_seconds
-            record = finish_record(self.folder, begun, self.plan, seconds, evaluation)
+            record = finish_record(self.folder, begun, self.plan, seconds, resume_point.device_seconds, evaluation)
         self.print(
             f'{self.config.run_name} is complete: {resume_point.samples:,} samples, in {self.config.save_folder}'
         )
@@ -169,8 +169,8 @@ class _Run:
 
     def train(self, resume_point: ResumePoint | None, device: Device) -> None:
         """Train to the end, or until a stop signal raises SystemExit."""
-        seconds = resume_point.training_seconds if resume_point else 0.0
-        self.clock = TrainingClock(self.plan.tokens_per_batch, seconds)
+        before = (resume_point.training_seconds, resume_point.device_seconds) if resume_point else ()
+        self.clock = TrainingClock(self.plan.tokens_per_batch, *before)
         clipping = GradientClipping(self.config.optimizer.clip_norm)
         self.log = MetricsLog(self.folder, self.clock, clipping, resume_point.log if resume_point else None)
         with contextlib.nullcontext() if resume_point is None else load_data_only(resume_point.state):
@@ -191,7 +191,8 @@ class _Run:
         """Add the results to the record, print them, and return the record; None on all ranks but the first."""
         if self.record is None:
             return None
-        record = finish_record(self.folder, self.record, self.plan, self.clock.seconds, self.log.last_eval)
+        clock, evaluation = self.clock, self.log.last_eval
+        record = finish_record(self.folder, self.record, self.plan, clock.seconds, clock.device_seconds, evaluation)
         self.print(_summarize(self.config, record))
         return record
 

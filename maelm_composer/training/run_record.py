@@ -92,13 +92,19 @@ def end_record(folder: 'RunFolder', status: Literal['stopped', 'failed'], ending
 
 
 def finish_record(
-    folder: 'RunFolder', record: Pretraining, plan: Plan, seconds: float, evaluation: Mapping[str, Any]
+    folder: 'RunFolder',
+    record: Pretraining,
+    plan: Plan,
+    seconds: float,
+    device_seconds: float,
+    evaluation: Mapping[str, Any],
 ) -> PretrainingRecord:
     """Write and return the record of a run that has finished.
 
     Args:
         record: written when the run began.
         seconds: of training.
+        device_seconds: of training, summed over the ranks.
         evaluation: results of the last validation.
     """
     shared = {field.name for field in dataclasses.fields(PretrainingRecord)} - {'status'}
@@ -110,7 +116,7 @@ def finish_record(
         batches=plan.batches,
         tokens=tokens,
         training_seconds=seconds,
-        device_hours=seconds * record.world_size / 3600,
+        device_hours=device_seconds / 3600,
         tokens_per_second=tokens / seconds if seconds else 0.0,
         **evaluation,
     )

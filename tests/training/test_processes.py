@@ -103,6 +103,10 @@ def test_a_killed_rank_ends_the_run_with_one_line(recipe, start, wait_for, rank)
 
 
 ISOLATED = ('unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh')
+two_machines = pytest.mark.skipif(
+    shutil.which('unshare') is None or subprocess.run([*ISOLATED, 'true'], capture_output=True).returncode != 0,
+    reason='two machines are two sets of shared memory, and mounting one takes the rights to',
+)
 
 
 @pytest.fixture
@@ -127,10 +131,7 @@ def start_nodes(start, monkeypatch, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    shutil.which('unshare') is None or subprocess.run([*ISOLATED, 'true'], capture_output=True).returncode != 0,
-    reason='two machines are two sets of shared memory, and mounting one takes the rights to',
-)
+@two_machines
 @pytest.mark.parametrize('sharding', ['ddp', 'full_shard'])
 def test_two_nodes_save_to_one_disk(recipe, start_nodes, sharding):
     recipe()
@@ -142,6 +143,23 @@ def test_two_nodes_save_to_one_disk(recipe, start_nodes, sharding):
     assert len(saved) == 16
     wanted = {'metrics.csv', 'model.safetensors', 'progress.json', 'state.pt' if sharding == 'ddp' else 'state'}
     assert all({path.name for path in checkpoint.iterdir()} == wanted for checkpoint in saved)
+    assert not Path('shared/.saving').exists()
+
+
+@pytest.mark.slow
+@two_machines
+@pytest.mark.parametrize('sharding, full', [('ddp', 0), ('full_shard', 0), ('full_shard', 1)])
+def test_a_full_disk_of_one_node_ends_all_nodes(recipe, start_nodes, sharding, full):
+    recipe()
+    limited = ('bash', '-c', f'[ $RANK != {full} ] || ulimit -f 100; exec "$@"', 'bash')  # in KiB
+    for process in start_nodes('save_folder=shared', f'training.sharding={sharding}', before=(*ISOLATED, *limited)):
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 2, out
+        assert 'Traceback' not in out
+        said = out.splitlines()[-1]
+        assert said.startswith('error: checkpoint samples-000000000128 could not be written to '), out
+        assert re.search('(: File too large|a write failed, as on a full disk .*); there is no previous one$', said)
+    assert not list(Path('shared').glob('*samples-*'))
     assert not Path('shared/.saving').exists()
 
 

@@ -102,7 +102,13 @@ def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_
     compare_runs(['runs/stopped'])
     assert re.search(r'runs/stopped +stopped .*SIGTERM: saved at 2\d\d samples; the same command resumes', *read_out())
     assert signal.getsignal(signal.SIGTERM) is handler
-    pretrain(stopped)
+    progress = Path(stopped.save_folder, 'latest/progress.json')
+    before = json.loads(progress.read_text())
+    assert before['device_seconds'] == before['training_seconds'] > 0
+    before['device_seconds'] += 3600  # as if on more ranks
+    progress.write_text(json.dumps(before))
+    record = pretrain(stopped)
+    assert record.device_hours == pytest.approx(record.training_seconds / 3600 + 1)
     assert_same_run(Path(whole.save_folder), Path(stopped.save_folder))
 
 
