@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from maelm_composer.config import Precision
+from maelm_composer.config import CorpusConfig, Precision
 from maelm_composer.precision import measure_speeds
 from maelm_composer.provenance import Provenance, collect_provenance
 
@@ -62,7 +62,7 @@ class Machine:
 
 
 def find_machine() -> Machine:
-    provenance = collect_provenance({})
+    provenance = collect_provenance(CorpusConfig())  # the hash of its recipe is not read
     limits = {name: os.environ[name] for name in LIMITS if name in os.environ}
     threads = torch.get_num_threads()
     if torch.cuda.is_available():

@@ -20,7 +20,7 @@ import streaming.base.shared.array
 import streaming.base.shared.prefix
 from filelock import FileLock
 from streaming import StreamingDataset
-from streaming.base.constant import RESUME
+from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, RESUME
 from streaming.base.dataset import _ShardState
 from streaming.base.distributed import barrier, get_local_rank
 from streaming.base.shared import SharedMemory
@@ -69,6 +69,12 @@ def _remove_segments(segments: list[Segment], owner: int) -> None:
         segment.close()
 
 
+def _remove_files(paths: list[Path], owner: int) -> None:
+    if os.getpid() == owner:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
 for _module in (streaming.base.dataset, streaming.base.shared.array, streaming.base.shared.prefix):
     _module.__dict__['SharedMemory'] = OwnedMemory
 
@@ -79,7 +85,8 @@ class RobustStreamingDataset(StreamingDataset):
     Streaming 0.13.0 has these faults: two jobs that start at the same moment choose the same shared-memory prefix; a
     job takes over the position that a killed job left under its prefix; an epoch whose download thread fails ends
     early, as if it were complete; the threads of an abandoned epoch wait until the process ends; every row takes a file
-    lock; a second ``load_state_dict`` writes to a segment that nobody reads.
+    lock; the locks' files stay, and every further dataset looks at all of them; a second ``load_state_dict`` writes to
+    a segment that nobody reads.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -91,6 +98,9 @@ class RobustStreamingDataset(StreamingDataset):
         if self._unique_rank_world.is_local_leader:
             with contextlib.suppress(FileNotFoundError):
                 _remove_segments([Segment(_get_path(self._shm_prefix_int, RESUME))], os.getpid())
+            names = (_get_path(self._shm_prefix_int, name) for name in (BARRIER_FILELOCK, CACHE_FILELOCK))
+            locks = [Path(self._filelock_root, name) for name in names]
+            weakref.finalize(self, _remove_files, locks, os.getpid())
         barrier()
 
     def __iter__(self) -> Iterator[Any]:

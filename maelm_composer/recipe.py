@@ -133,7 +133,7 @@ def _parse_override(override: str) -> Any:
 
 def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
     try:
-        return OmegaConf.merge(base, layer)
+        return OmegaConf.unsafe_merge(base, layer)
     except ConfigKeyError as error:
         section, dot, key = re.sub(r'\[\d+]', '', error.full_key or '').rpartition('.')
         beside = [f'{section}{dot}{field.name}' for field in dataclasses.fields(error.object_type)]  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtr, stdtrit  # Student's t: its distribution function and the inverse
 
 LEVEL = 0.95
 POWER = 0.80
@@ -86,10 +86,9 @@ def estimate_contrast(
     parts += [(found.own, found.count - 1) for found in examples]
     error = variance**0.5
     freedom = variance**2 / sum(part**2 / n for part, n in parts) if error else len(samples[0][1]) - 1
-    student = stats.t(freedom)
-    half = float(student.ppf((1 + LEVEL) / 2)) * error
-    p = 2 * float(student.sf(abs(mean) / error)) if error else float(mean == 0)
-    detectable = half + float(student.ppf(POWER)) * error
+    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
+    p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
+    detectable = half + float(stdtrit(freedom, POWER)) * error
     return MeanInterval(mean, mean - half, mean + half, p, detectable)
 
 

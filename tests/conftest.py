@@ -1,5 +1,6 @@
 """What all tests share: one thread, repeatable draws, packed rows and their batches."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,12 @@ settings.load_profile('repeatable')
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--authors', metavar='FOLDER', help="a clone of the authors' repository, yumeng5/MAE-LM")
+
+
+def pytest_collection_finish() -> None:
+    """The packages' own million objects need not be searched for garbage in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,10 @@
 
 import csv
 import re
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,14 @@ class Evidence:
             pairs += [(run, record) for record in found]
         return pairs
 
+    @cached_property
+    def _grouped(self) -> Mapping[tuple[str, str | None, int | None], list[FinetuningRecord]]:
+        """The fine-tuning records by task, run and checkpoint."""
+        groups = defaultdict[tuple[str, str | None, int | None], list[FinetuningRecord]](list)
+        for record in self.finetunings:
+            groups[record.task, record.checkpoint.run_name, record.checkpoint.samples].append(record)
+        return groups
+
     def checkpoints_with(self, model: Model, task: str) -> list[int]:
         """Samples of the checkpoints of ``model`` from which ``task`` was fine-tuned, ascending."""
         names = {run.run_name for run in self.find_runs(model)}
@@ -96,7 +106,7 @@ class Evidence:
         pairs = []
         for run in self.find_runs(model):
             at = run.samples if samples is None else samples
-            found = [r for r in self.finetunings if r.task == task and _is_of(r, run, at)]
+            found = self._grouped[task, run.run_name, at]
             where = f'{task} from {run.run_name} at {at} samples'
             _assert_one_experiment(found, where)
             _assert_equal(found, where, 'checkpoint', lambda record: record.checkpoint.hash)

@@ -1,11 +1,10 @@
 """The steps that a list of artefacts needs at one scale, each once. Imports no torch."""
 
-import functools
 import math
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ class Suite:
     work: Path
     results: Path
     precision: Precision = Precision.auto  # for all recipes that say auto; auto: not chosen yet
+    _loaded: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # recipes
 
     @property
     def finetuning_folder(self) -> Path:
@@ -91,33 +91,36 @@ class Suite:
 
     def list_arguments(self, model: Model) -> list[str]:
         """The arguments of `maelm train`."""
-        arguments = [*self.settings.pretraining, *model.overlays, f'save_folder={self.run_folder(model)}']
-        arguments.append(f'run_name={model.run_name(self.scale)}')
-        if model.seed is not None:
-            arguments.append(f'seed={model.seed}')
-        recipe: PretrainingConfig = _load(PretrainingConfig, tuple(arguments))
-        if recipe.training.precision is Precision.auto:
-            arguments.append(f'training.precision={self.precision.name}')
-        return arguments
+        config = self.load_pretraining(model)
+        own = {'save_folder': config.save_folder, 'run_name': config.run_name, 'seed': config.seed}
+        own['training.precision'] = config.training.precision.name
+        return [*self.settings.pretraining, *model.overlays, *(f'{key}={value}' for key, value in own.items())]
 
     def load_pretraining(self, model: Model) -> PretrainingConfig:
-        config: PretrainingConfig = _load(PretrainingConfig, tuple(self.list_arguments(model)))
-        return config
+        config: PretrainingConfig = self._load(PretrainingConfig, *self.settings.pretraining, *model.overlays)
+        if config.training.precision is Precision.auto:
+            config = replace(config, training=replace(config.training, precision=self.precision))
+        seed = config.seed if model.seed is None else model.seed
+        return replace(config, save_folder=str(self.run_folder(model)), run_name=model.run_name(self.scale), seed=seed)
 
     def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
         """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``."""
         measured = {d.model.overlays for artefact in ARTEFACTS for d in artefact.demands if d.finetuned_rank}
-        own = {
-            'checkpoint': self.run_folder(model) / name_checkpoint(samples),
-            'save_folder': self.finetuning_folder,
-            'task': 'null',
-            'sweep.tasks': f'[{",".join(tasks)}]',
-            'measures_rank': model.overlays in measured,  # for every artefact alike, so that they share records
-        }
-        config: FinetuningConfig = _load(
-            FinetuningConfig, (*self.settings.finetuning, *(f'{key}={value}' for key, value in own.items()))
+        config: FinetuningConfig = self._load(FinetuningConfig, *self.settings.finetuning, 'checkpoint=unknown')
+        return replace(
+            config,
+            checkpoint=str(self.run_folder(model) / name_checkpoint(samples)),
+            save_folder=str(self.finetuning_folder),
+            task=None,
+            sweep=replace(config.sweep, tasks=list(tasks)),
+            measures_rank=model.overlays in measured,  # for every artefact alike, so that they share records
+            precision=self.precision if config.precision is Precision.auto else config.precision,
         )
-        return replace(config, precision=self.precision) if config.precision is Precision.auto else config
+
+    def _load(self, root: type, *entries: str) -> Any:
+        if (root, entries) not in self._loaded:  # a plan asks for the same recipe thousands of times
+            self._loaded[root, entries] = load_config(root, *split_arguments(entries))
+        return self._loaded[root, entries]
 
 
 def load_suite(
@@ -218,8 +221,3 @@ def list_checkpoints(config: PretrainingConfig) -> list[int]:
     total = math.ceil(config.training.max_samples / batch) * batch
     due = {math.ceil(multiple / batch) * batch for multiple in range(interval, total, interval)}
     return sorted({*due, total})
-
-
-@functools.lru_cache(maxsize=256)  # planning loads the same recipes many times
-def _load(root: type, entries: tuple[str, ...]) -> Any:
-    return load_config(root, *split_arguments(entries))

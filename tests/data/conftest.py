@@ -1,7 +1,10 @@
 """A small corpus with the shapes that matter: short and long lines, documents of one line and of many."""
 
+import contextlib
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -89,3 +92,24 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     storage._s3_client.cache_clear()
     yield
     storage._s3_client.cache_clear()
+
+
+@contextlib.contextmanager
+def serve_s3(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """A server on loopback that answers a GET as told."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, content = answer(self.path)
+            self.send_response(status)
+            self.send_header('Content-Length', str(len(content)))
+            self.end_headers()
+            with contextlib.suppress(BrokenPipeError):  # whoever asked has ended
+                self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}'
+        server.shutdown()

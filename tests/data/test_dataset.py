@@ -8,13 +8,11 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
-import sys
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,31 +26,12 @@ from maelm_composer.data.shards import build_shards
 from maelm_composer.data.shared_memory import find_dead_segments
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
+from tests.data.conftest import serve_s3
 
 GLOBAL_BATCH = 12
 
-# One rank: prints its batches as [epoch, [row, ...]], one a line; after `pause` batches it waits to be killed.
-RANK = """
-import json, sys, time
-from maelm_composer.config import DataConfig
-from maelm_composer.data.dataset import PretrainingRows
-from maelm_composer.data.manifest import load_manifest
-from streaming import StreamingDataLoader
-
-remote, batch_size, workers, epochs, pause = sys.argv[1], *map(int, sys.argv[2:6])
-if __name__ == '__main__':
-    config = DataConfig(remote=remote)
-    rows = PretrainingRows(config, load_manifest(remote), 'train', batch_size=batch_size, seed=5)
-    loader = StreamingDataLoader(rows, batch_size=batch_size, num_workers=workers, drop_last=True)
-    if len(sys.argv) > 6:
-        loader.load_state_dict(json.loads(sys.argv[6]))
-    for _ in range(epochs):
-        for count, batch in enumerate(loader, 1):
-            state = json.dumps(loader.state_dict()) if pause else ''
-            print(json.dumps([int(batch['epoch'][0]), batch['row'].tolist(), state]), flush=True)
-            if count == pause:
-                time.sleep(600)
-"""
+FORKS: Any = multiprocessing.get_context('forkserver')  # an import would take longer than a test
+FORKS.set_forkserver_preload(['maelm_composer.data.dataset'])
 
 
 def open_rows(remote: str, split: str = 'train', batch_size: int = 4, seed: int = 5) -> PretrainingRows:
@@ -72,31 +51,47 @@ def list_unpacked() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in Path(os.environ['MAELM_CACHE']).rglob('*.mds')}
 
 
-def start_rank(remote: str, *arguments: object, stderr: int | None = None, **environment: str) -> subprocess.Popen:
-    command = [sys.executable, '-c', RANK, remote, *map(str, arguments)]
-    env = {**os.environ, **environment}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env, start_new_session=True)
+class Rank:
+    """A process that reads batches and sends them as [epoch, rows, state]; after ``pause`` batches it waits."""
+
+    def __init__(self, remote: str, batch_size: int, workers: int, epochs: int = 1, pause: int = 0, **environment: str):
+        self.pipe, other_end = FORKS.Pipe(duplex=False)
+        arguments = (other_end, environment, remote, batch_size, workers, epochs, pause)
+        self.process = FORKS.Process(target=send_batches, args=arguments)
+        self.process.start()
+        other_end.close()
+
+    def receive(self) -> list:
+        """Everything that the process sends until it ends."""
+        received = []
+        with contextlib.suppress(EOFError):
+            while self.pipe.poll(240):
+                received.append(self.pipe.recv())
+        self.process.join(240)
+        return received
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.join()
 
 
-@contextlib.contextmanager
-def serve_s3(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
-    """A server on loopback that answers a GET as told."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, content = answer(self.path)
-            self.send_response(status)
-            self.send_header('Content-Length', str(len(content)))
-            self.end_headers()
-            with contextlib.suppress(BrokenPipeError):  # whoever asked has ended
-                self.wfile.write(content)
-
-        def log_message(self, *arguments: object) -> None: ...
-
-    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f'http://127.0.0.1:{server.server_port}'
-        server.shutdown()
+def send_batches(
+    pipe: Connection, environment: dict, remote: str, batch_size: int, workers: int, epochs: int, pause: int
+) -> None:
+    os.setsid()
+    multiprocessing.set_start_method('fork', force=True)  # as in a process that nobody forked
+    os.environ.update(environment)
+    try:
+        rows = open_rows(remote, batch_size=batch_size)
+        loader = StreamingDataLoader(rows, batch_size=batch_size, num_workers=workers, drop_last=True)
+        for _ in range(epochs):
+            for count, batch in enumerate(loader, 1):
+                pipe.send([int(batch['epoch'][0]), batch['row'].tolist(), loader.state_dict() if pause else None])
+                if count == pause:
+                    time.sleep(600)
+    except InputError as error:
+        pipe.send(str(error))
+        raise SystemExit(2) from None
 
 
 def test_rows_come_whole_with_their_index_and_epoch(shards):
@@ -130,11 +125,10 @@ def test_ranks_do_not_change_the_global_batches(shards):
     whole = iterate(shards.remote, epochs=2)
     common = {'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29611'}
     ranks = [
-        start_rank(shards.remote, GLOBAL_BATCH // 2, 2, 2, 0, RANK=str(r), LOCAL_RANK=str(r), **common)
+        Rank(shards.remote, GLOBAL_BATCH // 2, workers=2, epochs=2, RANK=str(r), LOCAL_RANK=str(r), **common)
         for r in range(2)
     ]
-    outputs = [process.communicate(timeout=300)[0] for process in ranks]
-    parts = [[json.loads(line)[:2] for line in output.splitlines()] for output in outputs]
+    parts = [[batch[:2] for batch in rank.receive()] for rank in ranks]
     assert len(parts[0]) == len(parts[1]) == len(whole)
     for (epoch, rows), first, second in zip(whole, *parts, strict=True):
         assert first == [epoch, rows[0::2]]
@@ -173,29 +167,34 @@ def test_shared_memory_is_closed_with_its_dataset_and_no_other_is_kept_open(shar
         links = (Path('/proc/self/fd', name) for name in os.listdir('/proc/self/fd'))
         return {link.readlink() for link in links if link.is_symlink() and '/dev/shm' in str(link.readlink())}
 
-    other = start_rank(shards.remote, GLOBAL_BATCH, 0, 1, 1)
-    other.stdout.readline()  # it lives, and its names lie in our way
+    def list_locks() -> set[Path]:
+        return set(Path(tempfile.gettempdir()).glob(f'{prefix}_*_filelock'))
+
+    other = Rank(shards.remote, GLOBAL_BATCH, workers=0, pause=1)
+    other.pipe.recv()  # it lives, and its names lie in our way
     gc.collect()
     before = list_open()
     rows = open_rows(shards.remote)
     assert len([*rows]) == len(rows)
     held = list_open() - before
-    assert {path.name[:6] for path in held} == {f'{rows._shm_prefix_int:06}'}
+    prefix = f'{rows._shm_prefix_int:06}'
+    assert {path.name[:6] for path in held} == {prefix}
     assert all(path.exists() for path in held)
+    assert list_locks()
     del rows
     gc.collect()
     assert list_open() <= before
     assert not any(path.exists() for path in held)
-    os.killpg(other.pid, signal.SIGKILL)
-    other.wait()
+    assert not list_locks()
+    other.kill()
 
 
 def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
     """SIGKILL of the process group, so that nothing is left to clean up the shared memory."""
     whole = iterate(shards.remote, epochs=2)
     others = set(Path('/dev/shm').glob('[0-9]*_*'))
-    process = start_rank(shards.remote, GLOBAL_BATCH, 2, 2, 3)
-    *_, last = [json.loads(process.stdout.readline()) for _ in range(3)]
+    killed = Rank(shards.remote, GLOBAL_BATCH, workers=2, epochs=2, pause=3)
+    *_, last = [killed.pipe.recv() for _ in range(3)]
     unpacked = list_unpacked()
     assert unpacked
     assert iterate(shards.remote, epochs=2) == whole  # two live runs can share one cache
@@ -203,13 +202,12 @@ def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
     held = set(Path('/dev/shm').glob('[0-9]*_*')) - others
     assert held
     assert not held & set(find_dead_segments())
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    killed.kill()
     dead = held & set(find_dead_segments())
     assert dead
     # Twice, the second time with the first's shared memory in the way too.
     for _ in range(2):
-        rest = iterate(shards.remote, epochs=2, workers=2, state=json.loads(last[2]))
+        rest = iterate(shards.remote, epochs=2, workers=2, state=last[2])
         assert rest[: len(whole) - 3] == whole[3:]
     for path in dead & set(find_dead_segments()):  # another job may have taken the dead one's numbers
         path.unlink()
@@ -259,9 +257,9 @@ def test_a_shard_that_another_worker_could_not_fetch_is_named(shards):
         return 200, Path(shards.remote, key.removeprefix('/corpus/')).read_bytes()
 
     with serve_s3(answer) as url:
-        process = start_rank('s3://corpus', GLOBAL_BATCH, 2, 1, 0, S3_ENDPOINT_URL=url, stderr=subprocess.PIPE)
-        _, said = process.communicate(timeout=300)
-    assert process.returncode
+        rank = Rank('s3://corpus', GLOBAL_BATCH, workers=2, S3_ENDPOINT_URL=url)
+        *_, said = rank.receive()
+    assert rank.process.exitcode == 2
     assert 'train/00000/shard.00000.mds.zstd is missing' in said
 
 

@@ -14,6 +14,7 @@ SEEDS = (1, 2, 3, 4, 5)
 PRETRAINING_SEEDS = (17, 18, 19)
 SHIFTS = (-0.004, 0.0, 0.004)  # of every score, by pretraining seed: the same for all models
 LAYERS = 3
+MODELS = (*ABLATIONS, *(model for _, model in DELTAS))
 
 
 class Archive:
@@ -68,16 +69,16 @@ class Archive:
         record = make_rank(run, SAMPLES[-1], layers=layers)
         self.write('rank', f'rank-{run}', record)
 
-    def add_everything(self, seeds: tuple[int, ...] = SEEDS, pretraining_seeds: tuple[int, ...] = PRETRAINING_SEEDS):
+    def add_everything(self, seeds=SEEDS, pretraining_seeds=PRETRAINING_SEEDS, models=MODELS) -> None:
         """MAE-LM 60 + seed, RoBERTa 56 + seed, ablations and δ between; checkpoints of MAE-LM at 52, 58 and 60.
 
         Every run of the n-th pretraining seed is shifted by the n-th of SHIFTS, and the m-th model's by 0.0001·m·n
         more, so that differences have a spread.
         """
-        models = {model.run_name(self.scale): model for model in (*ABLATIONS, *(model for _, model in DELTAS))}
+        names = dict.fromkeys(model.run_name(self.scale) for model in models)
         mnli, roberta = tasks_of(self.scale, (Role.mnli,))[0], ROBERTA.run_name(self.scale)
         for nth, (pretraining_seed, shift) in enumerate(zip(pretraining_seeds, SHIFTS, strict=False)):
-            for number, name in enumerate(models):
+            for number, name in enumerate(names):
                 run = f'{name}-s{pretraining_seed}'
                 self.add_run(run)
                 base = 0.60 if name == self.scale else 0.56 if name == roberta else 0.59

@@ -8,7 +8,7 @@ import pytest
 
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
-from maelm_composer.recipe import load_config
+from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, OWN, ROBERTA, RUNGS, find_artefact
 from maelm_composer.suite import steps
 from maelm_composer.suite.steps import Kind, choose_artefacts, list_checkpoints, list_steps, load_suite
@@ -114,7 +114,10 @@ def test_every_scale_loads_and_its_runs_bear_the_names_that_are_looked_for(scale
     assert suite.load_corpus().remote == suite.load_pretraining(MAE_LM).data.remote
     for step in list_steps(suite, ARTEFACTS):
         if step.kind is Kind.pretraining:
-            assert suite.load_pretraining(step.model).save_folder == str(suite.run_folder(step.model))
+            config = suite.load_pretraining(step.model)
+            assert config.save_folder == str(suite.run_folder(step.model))
+            if step.model in (MAE_LM, ROBERTA):
+                assert load_config(PretrainingConfig, *split_arguments(suite.list_arguments(step.model))) == config
         if step.kind is Kind.finetuning and step.model in (MAE_LM, ROBERTA, DELTAS[1][1]):
             config = suite.load_finetuning(step.model, step.samples, step.tasks)
             assert (tuple(config.sweep.tasks), config.measures_rank) == (step.tasks, step.model in (MAE_LM, ROBERTA))
