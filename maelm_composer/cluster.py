@@ -19,7 +19,7 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         num_cpus: CPUs that a Ray on this machine may use; None: every core that this process may use.
 
     Raises:
-        InputError: no cluster answers at ``RAY_ADDRESS``.
+        InputError: no cluster answers at ``RAY_ADDRESS``, or this machine is too busy to start Ray.
     """
     import ray
 
@@ -38,7 +38,7 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
             raise InputError(f'RAY_ADDRESS {address}: {error}') from None
     else:
         cores = len(os.sched_getaffinity(0))
-        ray.init(address='local', num_cpus=num_cpus or cores, include_dashboard=False, **quiet)
+        _start_ray(address='local', num_cpus=num_cpus or cores, include_dashboard=False, **quiet)
     try:
         yield
     finally:
@@ -56,6 +56,21 @@ def _assert_answers(address: str) -> None:
         raise InputError(
             f'RAY_ADDRESS {address}: {error}; start Ray there (ray start --head), or unset RAY_ADDRESS'
         ) from None
+
+
+def _start_ray(**options: Any) -> None:
+    """``ray.init``, once more if Ray's processes did not start within the 30 s that it gives them."""
+    import ray
+
+    for _ in range(2):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # Ray raises no narrower class
+            ray.shutdown()
+            if 'timed out during startup' not in str(error):
+                raise
+    raise InputError('Ray did not start within 30 s, twice: other processes keep this machine busy; try again')
 
 
 def get_result(reference: Any) -> Any:

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+import ray
 
 from maelm_composer.cluster import connect_ray
 from maelm_composer.errors import InputError
@@ -20,3 +21,17 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch, scheme):
         ):
             pass
     assert '\n' not in str(told.value)
+
+
+def test_a_machine_that_is_too_busy_for_ray_is_told_after_a_second_try(monkeypatch):
+    tries = []
+
+    def time_out(**options: object) -> None:
+        tries.append(options)
+        raise Exception('The current node timed out during startup. This could happen because')
+
+    monkeypatch.delenv('RAY_ADDRESS', raising=False)
+    monkeypatch.setattr(ray, 'init', time_out)
+    with pytest.raises(InputError, match='Ray did not start within 30 s, twice'), connect_ray():
+        pass
+    assert len(tries) == 2

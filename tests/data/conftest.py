@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from maelm_composer.cluster import connect_ray
 from maelm_composer.config import CorpusConfig, SourceConfig, SourceKind, TokenizerConfig
 
 WORDS = 'the sea wind ship of night and a captain saw great white whale rose under moon to old men sing from harbour'
@@ -62,14 +63,8 @@ def s3() -> Iterator[str]:
 @pytest.fixture(scope='session')
 def ray_here(s3: str) -> Iterator[None]:
     """One local Ray for the session, as starting it takes seconds; its workers inherit where S3 is."""
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
-        patch.setenv('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')
-        ray.init(address='local', num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level='ERROR')
+    with connect_ray(num_cpus=2):
         yield
-        ray.shutdown()
 
 
 @pytest.fixture
