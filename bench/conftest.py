@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
     parser.addoption('--faults', type=int, default=20, help='number of faults of test_faults.py')
     parser.addoption('--seed', type=int, default=1, help='of the faults')
+    parser.addoption('--steps', type=int, default=20_000, help='of test_long_run.py')
     parser.addoption('--jobs', default='', help='jobs that faults are inflicted on; default: all')
     parser.addoption('--results', default=str(RESULTS), help='folder of records, tables and figures')
 
@@ -60,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.name in ARTEFACT_FILES:
             left_out += [item] if item.path.name not in made else []
         else:
-            is_campaign = item.path.name == 'test_faults.py'
+            is_campaign = item.path.name in ('test_faults.py', 'test_long_run.py')
             if not is_campaign:
                 item.add_marker('throughput')
             is_quick = item.name.startswith('test_quick') and 'quick' not in f'{config.option.keyword} {config.args}'

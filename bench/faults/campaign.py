@@ -95,11 +95,11 @@ class Campaign:
             if name in {*jobs, 'tokenizer', 'shards', 'train'}:  # whose files the others need
                 self._run_undisturbed(job)
 
-    def _run_undisturbed(self, job: Job) -> None:
+    def _run_undisturbed(self, job: Job, longest: float = LONGEST) -> None:
         """Record results and duration; what the job makes is there for the jobs after it."""
         self.starts = 0
         self._prepare(job)
-        ending = self._finish(self._start(job))
+        ending = self._finish(self._start(job), longest)
         if ending.code:
             raise RuntimeError(f'{job.name} fails undisturbed: {ending.said}')
         self.results[job.name], self.seconds[job.name] = self._collect(job), ending.seconds
@@ -121,12 +121,12 @@ class Campaign:
         log = self.logs / f'{self.starts}.txt'  # two starts may live at once
         return Command(job, self.work, log, self.environment, limits)
 
-    def _finish(self, command: Command) -> Ending:
-        is_over = command.wait(LONGEST)
+    def _finish(self, command: Command, longest: float = LONGEST) -> Ending:
+        is_over = command.wait(longest)
         code = command.end()
         ending = Ending(code, command.read(), time.monotonic() - self.started)
         if not is_over:
-            raise Defect(f'no end after {LONGEST:.0f} s: {ending.said[-300:]!r}')
+            raise Defect(f'no end after {longest:.0f} s: {ending.said[-300:]!r}')
         return ending
 
     def _collect(self, job: Job) -> dict[str, str]:

@@ -58,6 +58,10 @@ class Command:
             time.sleep(0.001)
 
     @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    @property
     def is_running(self) -> bool:
         return bool(self._process.is_alive())
 

@@ -1,0 +1,232 @@
+"""One long pretraining over S3 with a fault every minute or two, whose processes are sampled until it ends.
+
+It must end as the undisturbed run, and its memory, open files, threads and shared memory must not grow with its steps.
+"""
+
+import contextlib
+import csv
+import random
+import shutil
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from bench.faults.campaign import LONGEST, Campaign, Defect, strip_paths
+from bench.faults.command import Command
+from bench.faults.jobs import JOBS, PRETRAINING, Job
+from maelm_composer.checkpoints.names import METRICS, name_checkpoint
+from maelm_composer.config import CorpusConfig
+from maelm_composer.provenance import collect_provenance
+from maelm_composer.statistics import MeanInterval, estimate_mean
+
+BATCH = PRETRAINING['training']['global_train_batch_size']
+PAUSE = (60.0, 120.0)  # seconds from one fault to the next
+SETTLING = 30.0  # seconds after a start in which memory grows until every part of the program has run once
+LEAST_SAMPLES = 5  # of a start whose growth is measured
+QUANTITIES = ('trainer_mebibytes', 'workers_mebibytes', 'open_files', 'threads', 'shared_mebibytes')
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The processes of the run at one moment."""
+
+    seconds: float  # since the first start
+    start: int  # the run has been started so often
+    since_start: float  # seconds
+    step: int
+    trainer_mebibytes: float  # memory that is the process's own
+    workers_mebibytes: float  # the same of the loader workers, summed
+    open_files: int  # of all these processes
+    threads: int
+    shared_mebibytes: float  # in /dev/shm, of the whole machine
+
+
+@dataclass(frozen=True)
+class Event:
+    """The beginning of the run, a fault, or the end of a start."""
+
+    seconds: float
+    start: int
+    step: int
+    what: str
+    exit_code: str = ''  # of the start that ended; empty: the run went on
+    said: str = ''
+
+
+def make_job(steps: int) -> Job:
+    """The campaign's training over S3 with so many ``steps``."""
+    samples = steps * BATCH
+    settings = {
+        'training.max_samples': samples,
+        'training.checkpoint_interval_samples': 500 * BATCH,
+        'training.eval_interval_samples': 1000 * BATCH,
+        'training.checkpoints_to_keep': 2,
+    }
+    model = f's3/model/{name_checkpoint(samples)}/model.safetensors'
+    arguments = (*JOBS['train on s3'].arguments, *(f'{key}={value}' for key, value in settings.items()))
+    return Job(
+        'long run', arguments, ('shards',), (f's3/model/{METRICS}', 's3/model/record.json', model), is_remote=True
+    )
+
+
+class LongRun(Campaign):
+    """The run and its two tables: samples.csv, and events.csv with the faults and the ends of the starts."""
+
+    def __init__(self, folder: Path, tables: Path, steps: int, seed: int) -> None:
+        super().__init__(folder, ())
+        self.job, self.generator = make_job(steps), random.Random(seed)
+        self.samples: list[Sample] = []
+        shutil.rmtree(tables, ignore_errors=True)
+        tables.mkdir(parents=True)
+        self.sample_table, self.event_table = tables / 'samples.csv', tables / 'events.csv'
+
+    def run(self, pause: tuple[float, float] = PAUSE) -> None:
+        """Run the job undisturbed, then disturbed, and compare.
+
+        Args:
+            pause: least and most seconds from one fault to the next.
+
+        Raises:
+            Defect: a start ended otherwise than it may, or the results differ.
+        """
+        self._run_undisturbed(self.job, longest=24 * 3600)
+        print(f'undisturbed: {self.seconds[self.job.name]:.0f} s', flush=True)
+        self.starts = 0
+        self._prepare(self.job)
+        self.begun = time.monotonic()
+        self.command = self._start(self.job)
+        self._note('begin', said=f'git {collect_provenance(CorpusConfig()).git_revision}')
+        with self._sampling():
+            while not self._is_over(self.generator.uniform(*pause)):
+                pass
+        self._compare(self.job)
+
+    def _is_over(self, pause: float) -> bool:
+        """Wait, inflict a fault, and start the run again if it has ended; whether it has ended well."""
+        if not self.command.wait(pause):
+            self._disturb_once()
+        if self.command.is_running:
+            return False
+        ending = self._finish(self.command)
+        self._note('end', str(ending.code), strip_paths(ending.line, self.work))
+        if ending.code:
+            self.command = self._start(self.job)
+        return ending.code == 0
+
+    def _disturb_once(self) -> None:
+        lasts = self.generator.uniform(5, 30)
+        signals = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+        faults: dict[str, Callable[[], object]] = {
+            **{number.name: partial(self._end_by, self.command, number) for number in signals},
+            'SIGKILL of a child': partial(self.command.signal, signal.SIGKILL, self.generator.randrange(100)),
+            'stopped': partial(self._stop_for, lasts),
+            **{
+                f'object store: {how}': partial(self._take_server_away, how, lasts)
+                for how in ('refused', '500', '503', 'cut', 'late', 'lost')
+            },
+        }
+        what = self.generator.choice(list(faults))
+        self._note(f'{what} for {lasts:.0f} s' if what.startswith(('stopped', 'object')) else what)
+        faults[what]()
+        time.sleep(1)  # in which a run that is told of it ends
+
+    def _end_by(self, command: Command, number: int) -> None:
+        command.signal(number)
+        if not command.wait(LONGEST):
+            raise Defect(f'lives {LONGEST:.0f} s after signal {number}')
+
+    def _stop_for(self, seconds: float) -> None:
+        self.command.signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.command.signal(signal.SIGCONT)
+
+    def _note(self, what: str, exit_code: str = '', said: str = '') -> None:
+        seconds = round(time.monotonic() - self.begun, 1)
+        event = Event(seconds, self.starts, self._read_step(), what, exit_code, said)
+        _append(self.event_table, event)
+        print(*vars(event).values(), sep='  ', flush=True)
+
+    def _read_step(self) -> int:
+        log = self.work / 'runs' / 'model' / METRICS
+        return max(0, log.read_bytes().count(b'\n') - 1) if log.exists() else 0
+
+    @contextlib.contextmanager
+    def _sampling(self, interval: float = 5.0) -> Iterator[None]:
+        is_over = threading.Event()
+
+        def sample() -> None:
+            while not is_over.wait(interval):
+                with contextlib.suppress(psutil.Error, OSError):  # a process or a segment has just gone
+                    self.samples.append(self._measure())
+                    _append(self.sample_table, self.samples[-1])
+
+        thread = threading.Thread(target=sample, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _measure(self) -> Sample:
+        trainer, now = psutil.Process(self.command.pid), time.monotonic()
+        processes = [trainer, *trainer.children(recursive=True)]
+        memory = [process.memory_full_info().uss / 2**20 for process in processes]
+        shared = sum(path.stat().st_blocks * 512 for path in Path('/dev/shm').iterdir())
+        return Sample(
+            seconds=round(now - self.begun, 1),
+            start=self.starts,
+            since_start=round(now - self.started, 1),
+            step=self._read_step(),
+            trainer_mebibytes=round(memory[0], 2),
+            workers_mebibytes=round(sum(memory[1:]), 2),
+            open_files=sum(process.num_fds() for process in processes),
+            threads=sum(process.num_threads() for process in processes),
+            shared_mebibytes=round(shared / 2**20, 3),
+        )
+
+
+def measure_growth(samples: Sequence[Sample], quantity: str) -> MeanInterval | None:
+    """Growth of ``quantity`` per 1,000 steps, with the 95 % interval over starts; None: no start was long enough.
+
+    Every start gives one least-squares slope, since the samples of one process are not independent.
+    """
+    starts = defaultdict[int, list[Sample]](list)
+    for sample in samples:
+        if sample.since_start > SETTLING:
+            starts[sample.start].append(sample)
+    slopes = []
+    for found in starts.values():
+        steps = np.array([sample.step / 1000 for sample in found])
+        if len(found) >= LEAST_SAMPLES and np.ptp(steps) > 0:
+            slopes.append(float(np.polyfit(steps, [getattr(sample, quantity) for sample in found], 1)[0]))
+    return estimate_mean(slopes) if slopes else None
+
+
+def describe_growth(samples: Sequence[Sample]) -> str:
+    """A Markdown table of :func:`measure_growth`."""
+    lines = ['| | median | growth per 1,000 steps | 95 % interval |', '|---|---|---|---|']
+    for quantity in QUANTITIES:
+        median = float(np.median([getattr(sample, quantity) for sample in samples]))
+        growth = measure_growth(samples, quantity)
+        shown = '| |' if growth is None else f'{growth.mean:+.3g} | |'
+        if growth is not None and growth.low is not None and growth.high is not None:
+            shown = f'{growth.mean:+.3g} | {growth.low:+.3g} to {growth.high:+.3g} |'
+        lines.append(f'| {quantity.replace("_", " ")} | {median:,.4g} | {shown}')
+    return '\n'.join(lines)
+
+
+def _append(path: Path, row: Sample | Event) -> None:
+    with path.open('a', newline='', encoding='utf-8') as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(row)], lineterminator='\n')
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerow(asdict(row))
