@@ -1,8 +1,9 @@
 """One long run over S3 with a fault every minute or two, and the memory, files and threads of its processes.
 
-    pytest -s bench/test_long_run.py --steps 100000 [--seed 1]     hours: it runs once undisturbed, too
+    pytest -s bench/test_long_run.py --steps 100000 [--seed 1]     hours on two cores
 
-Rows are written to faults/long_run/ in --results as they come. docs/faults.md has the results.
+The same run goes on beside it undisturbed, in local folders; both must end with the same files. Rows are
+written to faults/long_run/ in --results as they come. docs/faults.md has the results.
 """
 
 from pathlib import Path
@@ -16,5 +17,6 @@ def test_long_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     option = request.config.option
     tables = Path(option.results) / 'faults' / 'long_run'
     run = LongRun(tmp_path_factory.mktemp('faults'), tables, option.steps, option.seed)
-    run.run()
+    found, wanted = run.run()
     print(f'\n{describe_growth(run.samples)}')
+    assert found == wanted

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults.command import Command, Limits
-from bench.faults.faults import Fault, Outcome, draw
+from bench.faults.faults import Fault, Kind, Outcome, draw
 from bench.faults.jobs import INPUTS, JOBS, Bucket, Job, copy_needs, describe_results, write_inputs
 from maelm_composer.config import CorpusConfig
 from maelm_composer.provenance import collect_provenance
@@ -95,11 +95,11 @@ class Campaign:
             if name in {*jobs, 'tokenizer', 'shards', 'train'}:  # whose files the others need
                 self._run_undisturbed(job)
 
-    def _run_undisturbed(self, job: Job, longest: float = LONGEST) -> None:
+    def _run_undisturbed(self, job: Job) -> None:
         """Record results and duration; what the job makes is there for the jobs after it."""
         self.starts = 0
         self._prepare(job)
-        ending = self._finish(self._start(job), longest)
+        ending = self._finish(self._start(job))
         if ending.code:
             raise RuntimeError(f'{job.name} fails undisturbed: {ending.said}')
         self.results[job.name], self.seconds[job.name] = self._collect(job), ending.seconds
@@ -205,15 +205,19 @@ class Campaign:
             self._start_second(job)
         if kind.damage and not is_over:
             command.signal(signal.SIGKILL)
+        self._hit(command, kind, fault.choice, fault.lasts)
+        return self._finish(command)
+
+    def _hit(self, command: Command, kind: Kind, choice: int, lasts: float) -> None:
+        """Send the signal of ``kind``, or let the command or the server stand still."""
         if kind.signal is not None:
-            command.signal(kind.signal, fault.choice if kind.of_child else None)
+            command.signal(kind.signal, choice if kind.of_child else None)
         if kind.pause is not None:
             command.signal(signal.SIGSTOP)
             time.sleep(kind.pause)
             command.signal(signal.SIGCONT)
         if kind.server is not None:
-            self._take_server_away(kind.server, fault.lasts)
-        return self._finish(command)
+            self._take_server_away(kind.server, lasts)
 
     def _start_second(self, job: Job) -> None:
         started = self.started

@@ -7,21 +7,20 @@ import contextlib
 import csv
 import random
 import shutil
-import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from bench.faults.campaign import LONGEST, Campaign, Defect, strip_paths
+from bench.faults.campaign import UNLIMITED, Campaign, Defect, strip_paths
 from bench.faults.command import Command
-from bench.faults.jobs import JOBS, PRETRAINING, Job
+from bench.faults.faults import KINDS
+from bench.faults.jobs import JOBS, PRETRAINING, Job, copy_needs, describe_results
 from maelm_composer.checkpoints.names import METRICS, name_checkpoint
 from maelm_composer.config import CorpusConfig
 from maelm_composer.provenance import collect_provenance
@@ -30,6 +29,7 @@ from maelm_composer.statistics import MeanInterval, estimate_mean
 BATCH = PRETRAINING['training']['global_train_batch_size']
 PAUSE = (60.0, 120.0)  # seconds from one fault to the next
 SETTLING = 30.0  # seconds after a start in which memory grows until every part of the program has run once
+FAULTS = [kind for kind in KINDS if (kind.signal or kind.pause or kind.server) and not kind.fewer_cores]
 LEAST_SAMPLES = 5  # of a start whose growth is measured
 QUANTITIES = ('trainer_mebibytes', 'workers_mebibytes', 'open_files', 'threads', 'shared_mebibytes')
 
@@ -61,53 +61,65 @@ class Event:
     said: str = ''
 
 
-def make_job(steps: int) -> Job:
-    """The campaign's training over S3 with so many ``steps``."""
-    samples = steps * BATCH
+def make_job(steps: int, *, is_remote: bool) -> Job:
+    """The campaign's training, over S3 or in local folders, with so many ``steps``."""
+    job, folder = (JOBS['train on s3'], 's3/model') if is_remote else (JOBS['train'], 'runs/model')
     settings = {
-        'training.max_samples': samples,
+        'training.max_samples': steps * BATCH,
         'training.checkpoint_interval_samples': 500 * BATCH,
         'training.eval_interval_samples': 1000 * BATCH,
         'training.checkpoints_to_keep': 2,
     }
-    model = f's3/model/{name_checkpoint(samples)}/model.safetensors'
-    arguments = (*JOBS['train on s3'].arguments, *(f'{key}={value}' for key, value in settings.items()))
-    return Job(
-        'long run', arguments, ('shards',), (f's3/model/{METRICS}', 's3/model/record.json', model), is_remote=True
+    made = (METRICS, f'{name_checkpoint(steps * BATCH)}/model.safetensors')
+    return replace(
+        job,
+        arguments=(*job.arguments, *(f'{key}={value}' for key, value in settings.items())),
+        makes=tuple(f'{folder}/{name}' for name in made),
     )
 
 
 class LongRun(Campaign):
-    """The run and its two tables: samples.csv, and events.csv with the faults and the ends of the starts."""
+    """The disturbed run over S3, an undisturbed one beside it in local folders, and the tables of the disturbed run.
+
+    samples.csv has its samples, events.csv the faults and the ends of its starts.
+    """
 
     def __init__(self, folder: Path, tables: Path, steps: int, seed: int) -> None:
         super().__init__(folder, ())
-        self.job, self.generator = make_job(steps), random.Random(seed)
+        self.job, self.generator = make_job(steps, is_remote=True), random.Random(seed)
+        self.undisturbed = make_job(steps, is_remote=False)
         self.samples: list[Sample] = []
         shutil.rmtree(tables, ignore_errors=True)
         tables.mkdir(parents=True)
         self.sample_table, self.event_table = tables / 'samples.csv', tables / 'events.csv'
 
-    def run(self, pause: tuple[float, float] = PAUSE) -> None:
-        """Run the job undisturbed, then disturbed, and compare.
+    def run(self, pause: tuple[float, float] = PAUSE) -> tuple[dict[str, str], dict[str, str]]:
+        """Run both to their end; returns names and hashes of the files of the disturbed run and of the other.
 
         Args:
             pause: least and most seconds from one fault to the next.
 
         Raises:
-            Defect: a start ended otherwise than it may, or the results differ.
+            Defect: a start ended otherwise than it may.
         """
-        self._run_undisturbed(self.job, longest=24 * 3600)
-        print(f'undisturbed: {self.seconds[self.job.name]:.0f} s', flush=True)
-        self.starts = 0
+        beside = self.golden.parent / 'undisturbed'
+        copy_needs(self.undisturbed, self.golden, beside)
+        other = Command(self.undisturbed, beside, self.logs / 'undisturbed.txt', self.environment, UNLIMITED)
         self._prepare(self.job)
-        self.begun = time.monotonic()
+        self.starts, self.begun = 0, time.monotonic()
         self.command = self._start(self.job)
         self._note('begin', said=f'git {collect_provenance(CorpusConfig()).git_revision}')
-        with self._sampling():
-            while not self._is_over(self.generator.uniform(*pause)):
-                pass
-        self._compare(self.job)
+        try:
+            with self._sampling():
+                while not self._is_over(self.generator.uniform(*pause)):
+                    pass
+            other.wait(24 * 3600)
+        finally:
+            self.command.end()
+            code = other.end()
+        if code:
+            raise Defect(f'the undisturbed run fails: {other.read()}')
+        return _drop_folders(self._collect(self.job)), _drop_folders(describe_results(self.undisturbed, beside))
 
     def _is_over(self, pause: float) -> bool:
         """Wait, inflict a fault, and start the run again if it has ended; whether it has ended well."""
@@ -122,31 +134,10 @@ class LongRun(Campaign):
         return ending.code == 0
 
     def _disturb_once(self) -> None:
-        lasts = self.generator.uniform(5, 30)
-        signals = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-        faults: dict[str, Callable[[], object]] = {
-            **{number.name: partial(self._end_by, self.command, number) for number in signals},
-            'SIGKILL of a child': partial(self.command.signal, signal.SIGKILL, self.generator.randrange(100)),
-            'stopped': partial(self._stop_for, lasts),
-            **{
-                f'object store: {how}': partial(self._take_server_away, how, lasts)
-                for how in ('refused', '500', '503', 'cut', 'late', 'lost')
-            },
-        }
-        what = self.generator.choice(list(faults))
-        self._note(f'{what} for {lasts:.0f} s' if what.startswith(('stopped', 'object')) else what)
-        faults[what]()
+        kind, lasts = self.generator.choice(FAULTS), self.generator.uniform(5, 30)
+        self._note(f'{kind.name} for {lasts:.0f} s' if kind.server else kind.name)
+        self._hit(self.command, kind, self.generator.randrange(100), lasts)
         time.sleep(1)  # in which a run that is told of it ends
-
-    def _end_by(self, command: Command, number: int) -> None:
-        command.signal(number)
-        if not command.wait(LONGEST):
-            raise Defect(f'lives {LONGEST:.0f} s after signal {number}')
-
-    def _stop_for(self, seconds: float) -> None:
-        self.command.signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        self.command.signal(signal.SIGCONT)
 
     def _note(self, what: str, exit_code: str = '', said: str = '') -> None:
         seconds = round(time.monotonic() - self.begun, 1)
@@ -164,9 +155,11 @@ class LongRun(Campaign):
 
         def sample() -> None:
             while not is_over.wait(interval):
-                with contextlib.suppress(psutil.Error, OSError):  # a process or a segment has just gone
+                try:
                     self.samples.append(self._measure())
-                    _append(self.sample_table, self.samples[-1])
+                except (psutil.Error, OSError):  # a process or a segment has just gone
+                    continue
+                _append(self.sample_table, self.samples[-1])
 
         thread = threading.Thread(target=sample, daemon=True)
         thread.start()
@@ -222,6 +215,10 @@ def describe_growth(samples: Sequence[Sample]) -> str:
             shown = f'{growth.mean:+.3g} | {growth.low:+.3g} to {growth.high:+.3g} |'
         lines.append(f'| {quantity.replace("_", " ")} | {median:,.4g} | {shown}')
     return '\n'.join(lines)
+
+
+def _drop_folders(files: dict[str, str]) -> dict[str, str]:
+    return {Path(name).name: value for name, value in files.items()}
 
 
 def _append(path: Path, row: Sample | Event) -> None:

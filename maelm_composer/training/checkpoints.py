@@ -84,10 +84,8 @@ class CheckpointSaver(Callback):
             hint = ''
             with contextlib.suppress(OutageError):
                 before = self.folder.latest()
-                hint = f'the previous checkpoint ({before}) is complete' if before else 'there is no previous one'
-            raise InputError(
-                f'checkpoint {name} could not be written to {self.folder.local}: {error}; {hint}'
-            ) from error
+                hint = f'; the previous checkpoint ({before}) is complete' if before else '; there is no previous one'
+            raise InputError(f'checkpoint {name} could not be written to {self.folder.local}: {error}{hint}') from error
         self.folder.publish(staged, name)
         if not self.folder.is_remote:
             self._remove_outdated()
