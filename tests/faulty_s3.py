@@ -18,8 +18,9 @@ class FaultyS3:
     """moto's S3 behind a switch.
 
     ``fault`` applies to every request while it is set: ``'500'``, ``'503'``, ``'403'``, ``'cut'`` (half an answer),
-    ``'damaged'`` (another byte in it), ``'late'`` (after three seconds), ``'unlisted'`` (a listing names nothing),
-    ``'lost'`` (an upload is acknowledged, but not kept). With ``times`` the fault ends after so many requests.
+    ``'short'`` (half an answer that is said to be the whole), ``'damaged'`` (another byte in it), ``'late'`` (after
+    three seconds), ``'unlisted'`` (a listing names nothing), ``'lost'`` (an upload is acknowledged, but not kept). With
+    ``times`` the fault ends after so many requests.
     :meth:`stop` refuses connections until :meth:`start`.
     """
 
@@ -62,6 +63,8 @@ class FaultyS3:
             return [b'']
         if fault == 'late':
             time.sleep(3)
+        if fault == 'short' and environ['REQUEST_METHOD'] == 'GET':
+            return self._answer_half(environ, respond)
         answer = b''.join(self._moto(environ, respond))
         if fault == 'cut':
             return _cut(answer)
@@ -70,6 +73,14 @@ class FaultyS3:
         if fault == 'damaged' and answer:
             middle = len(answer) // 2
             answer = answer[:middle] + bytes([answer[middle] ^ 1]) + answer[middle + 1 :]
+        return [answer]
+
+    def _answer_half(self, environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
+        said: list[Any] = []
+        answer = b''.join(self._moto(environ, lambda *arguments: said.extend(arguments)))
+        answer = answer[: len(answer) // 2]
+        headers = [(name, value) for name, value in said[1] if name.lower() != 'content-length']
+        respond(said[0], [*headers, ('Content-Length', str(len(answer)))])
         return [answer]
 
 

@@ -117,9 +117,10 @@ class Campaign:
 
     def _start(self, job: Job, limits: Limits = UNLIMITED) -> Command:
         self.starts += 1
-        self.started = time.monotonic()
         log = self.logs / f'{self.starts}.txt'  # two starts may live at once
-        return Command(job, self.work, log, self.environment, limits)
+        command = Command(job, self.work, log, self.environment, limits)
+        self.started = time.monotonic()
+        return command
 
     def _finish(self, command: Command, longest: float = LONGEST) -> Ending:
         is_over = command.wait(longest)
@@ -178,6 +179,7 @@ class Campaign:
                     raise Defect(f'does not name {path.name}: {told}')
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
+                path.chmod(0o644)
         while ending.code != 0:
             if self.starts == MOST_STARTS:
                 raise Defect(f'does not end after {MOST_STARTS} starts: {ending.said[-300:]!r}')
@@ -218,7 +220,7 @@ class Campaign:
     def _hit(self, command: Command, kind: Kind, choice: int, lasts: float) -> None:
         """Send the signal of ``kind``, or let the command or the server stand still."""
         if kind.signal is not None:
-            command.signal(kind.signal, choice if kind.of_child else None)
+            command.signal(kind.signal, choice if kind.of_child else None, to_all=kind.of_all)
         if kind.pause is not None:
             command.signal(signal.SIGSTOP)
             time.sleep(kind.pause)
@@ -254,6 +256,8 @@ class Campaign:
         place, self.target = generator.randrange(len(content)), str(path.relative_to(self.work))
         if fault.kind.damage == 'remove':
             path.unlink()
+        elif fault.kind.damage == 'forbid':
+            path.chmod(0)
         elif fault.kind.damage == 'cut':
             path.write_bytes(content[:place])
         else:

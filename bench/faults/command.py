@@ -34,6 +34,9 @@ FORKS.set_forkserver_preload(
     ]
 )
 CLONE_NEWNS = 0x20000  # <sched.h>
+PR_CAPBSET_DROP = 24  # <linux/prctl.h>
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # <linux/capability.h>
+CAPABILITY_VERSION = 0x20080522
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,19 @@ class Command:
         self._process.join(seconds)
         return not self.is_running
 
-    def signal(self, number: int, child: int | None = None) -> None:
-        """Send a signal to the command, or to one of its children; a process that has ended gets none."""
+    def signal(self, number: int, child: int | None = None, *, to_all: bool = False) -> None:
+        """Send a signal to the command, to one of its children or to all; a process that has ended gets none."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            target = psutil.Process(self._process.pid)
-            children = target.children(recursive=True)
-            if child is not None and children:
-                target = children[child % len(children)]
-            target.send_signal(number)
+            command = psutil.Process(self._process.pid)
+            children = command.children(recursive=True)
+            targets = [command]
+            if to_all:
+                targets += children
+            elif child is not None and children:
+                targets = [children[child % len(children)]]
+            for target in targets:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    target.send_signal(number)
 
     def end(self) -> int:
         """Kill whatever is left of the command; returns its exit code, which is minus the signal that killed it."""
@@ -104,6 +112,7 @@ def _run(job: Job, folder: Path, log: Path, environment: dict[str, str], limits:
         size = f'size={limits.shared_memory}'.encode()
         if library.unshare(CLONE_NEWNS) or library.mount(b'tmpfs', b'/dev/shm', b'tmpfs', 0, size):
             raise OSError(ctypes.get_errno(), 'a /dev/shm of its own needs the rights to mount one')
+    _respect_permissions()
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     if job.launcher:
@@ -112,3 +121,17 @@ def _run(job: Job, folder: Path, log: Path, environment: dict[str, str], limits:
     from maelm_composer.cli import main
 
     main()
+
+
+def _respect_permissions() -> None:
+    """Give up root's right to read and write whatever it likes, for this process and those that it starts."""
+    library = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, of the lower and of the upper 32 rights
+    library.capget(header, sets)
+    for right in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+        library.prctl(PR_CAPBSET_DROP, right, 0, 0, 0)
+        for index in range(3):
+            sets[index] &= ~(1 << right)
+    if library.capset(header, sets):
+        raise OSError(ctypes.get_errno(), 'rights cannot be given up')

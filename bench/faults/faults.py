@@ -24,8 +24,9 @@ class Kind:
     accepts: tuple[Outcome, ...]
     signal: int | None = None
     of_child: bool = False
+    of_all: bool = False
     pause: float | None = None  # seconds for which the job stands still
-    damage: str | None = None  # to one file that an earlier start has made: remove, flip or cut
+    damage: str | None = None  # to one file that an earlier start has made: remove, flip, cut or forbid (to read)
     fewer_cores: bool = False  # at the next start
     disk: str | None = None  # full or read-only, of the folder, until the job has said so
     limit: str | None = None  # field of command.Limits
@@ -45,11 +46,13 @@ KINDS = (
     Kind('SIGTERM', 'processes', SAME, signal=signal.SIGTERM),
     Kind('SIGINT', 'processes', SAME, signal=signal.SIGINT),
     Kind('SIGKILL of a child', 'processes', TOLD, signal=signal.SIGKILL, of_child=True),
+    Kind('SIGKILL of all at once', 'processes', SAME, signal=signal.SIGKILL, of_all=True),
     Kind('stopped for 2 s', 'processes', SAME, pause=2.0),
     Kind('second start', 'processes', SAME, is_second_start=True),
     Kind('file removed', 'storage', TOLD, damage='remove'),
     Kind('byte flipped', 'storage', TOLD, damage='flip'),
     Kind('file cut off', 'storage', TOLD, damage='cut'),
+    Kind('file unreadable', 'storage', TOLD, damage='forbid'),
     Kind('disk full', 'storage', TOLD, disk='full', amount=(0, 300_000)),
     Kind('folder read-only', 'storage', TOLD, disk='read-only'),
     Kind('file size limited', 'storage', TOLD, limit='file_bytes', amount=(100, 200_000)),
@@ -64,6 +67,7 @@ KINDS = (
             ('503 SlowDown', '503', TOLD),
             ('403', '403', TOLD),
             ('answer cut off', 'cut', TOLD),
+            ('answer too short', 'short', TOLD),
             ('answer damaged', 'damaged', TOLD),
             ('answer late', 'late', TOLD),
             ('listing empty', 'unlisted', TOLD),
