@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,8 @@ SECONDS_TO_ANSWER = 10
 @contextlib.contextmanager
 def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
     """Connect this process to Ray, without Ray's log output, while the body runs. An open connection is left as it is.
+
+    A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15.
 
     Args:
         num_cpus: CPUs that a Ray on this machine may use; None: every core that this process may use.
@@ -28,6 +32,30 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         return
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # sends no usage statistics
     os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # Ray's future default; Ray warns if it is not set
+    handler = signal.getsignal(signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()  # only there Ray sets a handler, or anyone may
+    try:
+        _init_ray(num_cpus)
+        if is_main:
+            signal.signal(signal.SIGTERM, _exit)
+        yield
+    except SystemExit as ending:
+        if ending.code == signal.SIGTERM:  # Ray's handler, while Ray starts
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+    finally:
+        ray.shutdown()
+        if is_main:
+            signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
+
+
+def _exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _init_ray(num_cpus: int | None) -> None:
+    import ray
+
     quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
     address = os.environ.get('RAY_ADDRESS')
     if address is not None:
@@ -39,10 +67,6 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
     else:
         cores = len(os.sched_getaffinity(0))
         _start_ray(address='local', num_cpus=num_cpus or cores, include_dashboard=False, **quiet)
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _assert_answers(address: str) -> None:

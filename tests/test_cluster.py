@@ -1,6 +1,9 @@
 """Which Ray a command joins."""
 
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 import ray
@@ -35,3 +38,23 @@ def test_a_machine_that_is_too_busy_for_ray_is_told_after_a_second_try(monkeypat
     with pytest.raises(InputError, match='Ray did not start within 30 s, twice'), connect_ray():
         pass
     assert len(tries) == 2
+
+
+def test_a_sigterm_ends_a_command_that_uses_ray_without_a_stack():
+    source = """
+import os, signal, time
+from maelm_composer.cluster import connect_ray
+with connect_ray(num_cpus=1):
+    pass
+print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+with connect_ray(num_cpus=1):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        print('released')
+"""
+    ended = subprocess.run([sys.executable, '-c', source], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.stdout.split() == ['True', 'released']
+    assert 'SIGTERM' not in ended.stderr
