@@ -37,7 +37,8 @@ from maelm_composer.checkpoints.huggingface import (
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig, MaelmModel
 from maelm_composer.checkpoints.names import FINETUNED, PROGRESS, TOKENIZER, TOKENIZER_FILE
 from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
-from maelm_composer.data.storage import join, list_names, read_file
+from maelm_composer.data.manifest import read_tokenizer_files
+from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError
 from maelm_composer.model.attention import select_attention
 from maelm_composer.model.encoder import Encoder
@@ -105,16 +106,14 @@ def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrained
         InputError: there is none, or it has another vocabulary than ``config``.
     """
     folder = checkpoint.tokenizer
-    names = list_names(folder)
-    if not names and checkpoint.run is not None:
+    files = read_tokenizer_files(folder)
+    if not files and checkpoint.run is not None:
         folder = join(read_recipe(checkpoint).data.remote, TOKENIZER)
-        names = list_names(folder)
-    if TOKENIZER_FILE not in names:
+        files = read_tokenizer_files(folder)
+    if TOKENIZER_FILE not in files:
         raise InputError(f"{checkpoint.tokenizer} is not there: copy the tokenizer of the run's shards to this folder")
     with tempfile.TemporaryDirectory() as scratch:
-        for name in names:
-            content = read_file(join(folder, name))
-            assert content is not None
+        for name, content in files.items():
             Path(scratch, name).write_bytes(content)
         tokenizer = AutoTokenizer.from_pretrained(scratch, **NO_CODE)
     # A model fine-tuned from a Hugging Face encoder may have spare rows in its token table.

@@ -1,16 +1,19 @@
 """The manifest of a folder of shards. ``maelm shards`` writes it last, so shards without one are incomplete."""
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from maelm_composer.data import storage
 from maelm_composer.errors import InputError
+from maelm_composer.files import parse_json
 
 FILE_NAME = 'manifest.json'
 ID_COUNTS = 'id_counts.json'
 TOKENIZER, TOKENIZER_FILE = 'tokenizer', 'tokenizer.json'  # a folder, and the vocabulary in it
+TOKENIZER_RECIPE = 'recipe.json'  # in that folder: hashes of its recipe and of its other files
 
 
 @dataclass
@@ -63,6 +66,23 @@ def load_id_counts(remote: str) -> list[int]:
         raise InputError(f'{storage.join(remote, ID_COUNTS)} is missing: run `maelm shards` again')
     counts: list[int] = json.loads(content)
     return counts
+
+
+def read_tokenizer_files(folder: str) -> dict[str, bytes]:
+    """The files of the tokenizer in ``folder`` by name; empty if there are none.
+
+    Raises:
+        InputError: a file is missing or differs from its hash in recipe.json, which a tokenizer of version 0.1 lacks.
+    """
+    place, remedy = storage.join(folder, TOKENIZER_RECIPE), f'restore it, or remove {folder} and run `maelm tokenizer`'
+    recipe = storage.read_file(place)
+    hashes = {} if recipe is None else parse_json(recipe, place, remedy=remedy).get('hashes', {})
+    names = {*hashes, TOKENIZER_RECIPE} if hashes else storage.list_names(folder)
+    files = {name: storage.read_file(storage.join(folder, name)) or b'' for name in sorted(names)}
+    for name, expected in hashes.items():
+        if hashlib.sha256(files[name]).hexdigest() != expected:
+            raise InputError(f'{storage.join(folder, name)} is missing or damaged: {remedy}')
+    return files
 
 
 def save_manifest(remote: str, manifest: Manifest) -> None:

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from maelm_composer.config import CorpusConfig, TokenizerConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, iterate_documents, name_sources
-from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE
+from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, TOKENIZER_RECIPE, read_tokenizer_files
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
-from maelm_composer.files import parse_json
+from maelm_composer.files import hash_file, parse_json
 from maelm_composer.recipe import hash_json, to_plain
 
 *LEADING_SPECIALS, MASK = SPECIAL_TOKENS
@@ -39,9 +39,10 @@ def build_tokenizer(config: CorpusConfig) -> bool:
             'sources': [describe_source(source) for source in config.sources],
         }
     )
-    written = storage.read_file(storage.join(folder, 'recipe.json'))
-    if written is not None:
-        if parse_json(written, f'{folder}/recipe.json', ['recipe_hash'], f'remove {folder}')['recipe_hash'] != recipe:
+    files = read_tokenizer_files(folder)
+    if written := files.get(TOKENIZER_RECIPE):
+        where = storage.join(folder, TOKENIZER_RECIPE)
+        if parse_json(written, where, ['recipe_hash'], f'remove {folder}')['recipe_hash'] != recipe:
             raise InputError(f'{folder} holds the tokenizer of another recipe: remove it, or set another remote')
         return False
     documents = sample_documents(iterate_documents(config.sources), config.tokenizer.max_training_bytes)
@@ -52,8 +53,10 @@ def build_tokenizer(config: CorpusConfig) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         save_tokenizer(tokenizer, Path(scratch), config.max_seq_len)
         storage.write_folder(folder, Path(scratch))
+        hashes = {path.name: hash_file(path) for path in sorted(Path(scratch).iterdir())}
     # Written last, so that an interrupted upload is not mistaken for a tokenizer.
-    storage.write_file(storage.join(folder, 'recipe.json'), json.dumps({'recipe_hash': recipe}).encode())
+    content = json.dumps({'recipe_hash': recipe, 'hashes': hashes}, indent=2)
+    storage.write_file(storage.join(folder, TOKENIZER_RECIPE), content.encode())
     return True
 
 
@@ -151,8 +154,8 @@ def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
         InputError: there is no tokenizer, or its vocabulary, case or length differ from the recipe's.
     """
     folder = storage.join(config.remote, TOKENIZER)
-    content = storage.read_file(storage.join(folder, TOKENIZER_FILE))
-    settings = storage.read_file(storage.join(folder, SETTINGS))
+    files = read_tokenizer_files(folder)
+    content, settings = files.get(TOKENIZER_FILE), files.get(SETTINGS)
     if content is None or settings is None:
         raise InputError(f'no tokenizer at {folder}: run `maelm tokenizer` with the same recipe first')
     facts = parse_json(settings, f'{folder}/{SETTINGS}', ['model_max_length'], 'run `maelm tokenizer` again')

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maelm_composer.checkpoints.names import MANIFEST, RECIPE, RECORD, TOKENIZER
 from maelm_composer.config import PretrainingConfig
-from maelm_composer.data.storage import join, list_names, read_file
+from maelm_composer.data.manifest import read_tokenizer_files
+from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import to_plain, to_yaml
 from maelm_composer.records import (
@@ -76,11 +77,12 @@ def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: d
 def begin_record(folder: 'RunFolder', config: PretrainingConfig, record: UnfinishedPretraining) -> None:
     """Write recipe, tokenizer, the shards' manifest and the record of a run that begins."""
     folder.write(RECIPE, to_yaml(config))
-    names = [f'{TOKENIZER}/{name}' for name in list_names(join(config.data.remote, TOKENIZER))]
-    for name in (MANIFEST, *names):  # so that the checkpoints can be used without the shards
-        content = read_file(join(config.data.remote, name))
-        assert content is not None
-        folder.write(name, content.decode())
+    # Copies, so that the checkpoints can be used without the shards.
+    for name, content in read_tokenizer_files(join(config.data.remote, TOKENIZER)).items():
+        folder.write(f'{TOKENIZER}/{name}', content.decode())
+    manifest = read_file(join(config.data.remote, MANIFEST))
+    assert manifest is not None
+    folder.write(MANIFEST, manifest.decode())
     _write(folder, record)
 
 
