@@ -21,11 +21,8 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
     the disk. It needs filelock 4: in earlier versions the loader's workers inherit the lock, and they outlive a killed
     process by some seconds.
 
-    Args:
-        owner: what the error message calls a process that holds such a lock.
-
     Raises:
-        InputError: another process holds the lock.
+        InputError: another process, called ``owner`` in the message, holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=SECONDS_TO_WAIT)

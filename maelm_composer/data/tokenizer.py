@@ -25,8 +25,7 @@ SETTINGS = 'tokenizer_config.json'
 def build_tokenizer(config: CorpusConfig) -> bool:
     """Train the tokenizer of ``config`` and save it under ``config.remote``/tokenizer.
 
-    Returns:
-        Whether the tokenizer was trained now; False if the same recipe had made it before.
+    Returns whether the tokenizer was trained now; False if the same recipe had made the tokenizer before.
 
     Raises:
         InputError: the folder holds another recipe's tokenizer, or the text is too small for the vocabulary.
