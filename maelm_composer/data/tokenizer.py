@@ -142,9 +142,9 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
-    """Load the tokenizer under ``config.remote``; returns it and the SHA-256 (hex) of its file.
+    """Load the tokenizer under ``config.remote``; returns the tokenizer and the SHA-256 (hex) of its file.
 
-    It tokenises the spelling of a special token, such as "[MASK]", as ordinary text.
+    The tokenizer reads the spelling of a special token, such as "[MASK]", as ordinary text.
 
     Raises:
         InputError: there is no tokenizer, or its vocabulary, case or length differ from the recipe's.

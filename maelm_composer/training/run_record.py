@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # which brings torch, and a plan reads records without
 
 
 MAX_SAMPLES, EXTENDS = 'training.max_samples', 'training.extends'
-# Keys that came after the first records. An identity holds them only if they are set, so that those records stay valid.
+# Keys that came after the first records. An identity holds such a key only if it is set: old records stay valid.
 LATER_KEYS: dict[str, Any] = {'optimizer.schedule': 'linear', EXTENDS: [], 'init_from': None}
 
 
