@@ -118,8 +118,8 @@ def make_config(shape: Shape, remote: str, folder: Path, workers: int, samples: 
 
 def build_loader(config: PretrainingConfig) -> Iterator[dict[str, torch.Tensor]]:
     manifest = load_manifest(config.data.remote)
-    plan = Plan(config, 1, manifest.splits['train'].rows)
-    return iter(build_train_loader(config, manifest, build_collator(config), plan).dataloader)
+    plan = Plan(config, 1, manifest)
+    return iter(build_train_loader(plan, build_collator(config)).dataloader)
 
 
 def test_conversion(benchmark: Callable, record: Callable, tmp_path: Path, ray_here: None) -> None:

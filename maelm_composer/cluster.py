@@ -17,10 +17,8 @@ SECONDS_TO_ANSWER = 10
 def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
     """Connect this process to Ray, without Ray's log output, while the body runs. An open connection is left as it is.
 
-    A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15.
-
-    Args:
-        num_cpus: CPUs that a Ray on this machine may use; None: every core that this process may use.
+    A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15. A Ray on this
+    machine may use ``num_cpus`` CPUs; None: every core that this process may use.
 
     Raises:
         InputError: no cluster answers at ``RAY_ADDRESS``, or this machine is too busy to start Ray.

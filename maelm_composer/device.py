@@ -21,7 +21,7 @@ def find_device() -> torch.device:
 
 
 def name_device() -> str:
-    """The GPU's name, or the number of CPU threads of this process; records hold it."""
+    """The GPU's name, or the number of CPU threads of this process, as in records."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {torch.get_num_threads()} threads'
 
 
@@ -34,14 +34,13 @@ def explain_memory(microbatch_size: int, key: str = 'training.device_train_micro
         raise InputError(
             f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: lower {key}'
         ) from error
-    except ConnectionError:
-        raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
-    except RuntimeError as error:
+    except (ConnectionError, RuntimeError) as error:
         if 'Too many open files' in str(error):  # from a loader worker, which sends batches as shared memory
             raise InputError('too many open files: raise the limit (ulimit -n) or lower data.num_workers') from None
         if re.search(r'DataLoader worker .*killed by signal: Bus error', str(error)):
             raise InputError(f'a loader worker was killed, since /dev/shm is full: {MORE_SHARED_MEMORY}') from None
-        if re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error)) is None:
+        is_killed = re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error))
+        if not (is_killed or isinstance(error, ConnectionError)):
             raise
         raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
 
@@ -60,14 +59,13 @@ def raise_file_limit() -> None:
 def keep_freed_memory(keeps: bool = True) -> None:
     """Have the C library reuse the memory of large tensors instead of returning it to the system.
 
-    By default the pages of a large tensor are returned when it is freed and faulted in again at the next allocation. On
-    two CPU cores the page faults took 9 % of an fp32 and 13 % of a bf16 training step (6 layers of width 256). Reuse
-    costs memory: the peak of a step of Hugging Face's eager RoBERTa is 6 % (fp32) and 11 to 33 % (bf16) higher.
+    By default the pages of a large tensor are returned when the tensor is freed, and the next allocation faults them in
+    again. On two CPU cores the page faults took 9 % of an fp32 and 13 % of a bf16 training step (6 layers of width
+    256). Reuse costs memory: the peak of a step of Hugging Face's eager RoBERTa is 6 % (fp32) and 11 to 33 % (bf16)
+    higher.
 
-    The setting holds for the whole process; a C library without ``mallopt`` is not changed.
-
-    Args:
-        keeps: False sets the largest thresholds that glibc would have reached by itself.
+    The setting holds for the whole process; False sets the largest thresholds that glibc would have reached by itself.
+    A C library without ``mallopt`` is not changed.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, 'mallopt'):

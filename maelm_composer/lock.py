@@ -18,14 +18,11 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
     """Lock ``folder`` for this process while the body runs. The kernel releases the lock when the process dies.
 
     The lock works between processes of one machine and, where the file system supports it, between machines that share
-    the disk. It needs filelock 4: in earlier versions the loader's workers inherit the lock, and they outlive a killed
-    process by some seconds.
-
-    Args:
-        owner: what the error message calls a process that holds such a lock.
+    the disk. The lock needs filelock 4: in earlier versions the loader's workers inherit the lock, and the workers
+    outlive a killed process by some seconds.
 
     Raises:
-        InputError: another process holds the lock.
+        InputError: another process, called ``owner`` in the message, holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=SECONDS_TO_WAIT)

@@ -115,7 +115,7 @@ def choose(asked: Precision, key: str, begun: Precision | None = None) -> Choice
 
 
 def choose_in(folder: Path, asked: Precision, key: str) -> Choice:
-    """Choose one precision for all runs in ``folder``, since they are compared; ``auto`` keeps it in precision.txt.
+    """Choose one precision for all runs in ``folder``, which are compared; ``auto`` keeps the choice in precision.txt.
 
     Raises:
         InputError: as :func:`choose`, or precision.txt is not readable.

@@ -1,8 +1,10 @@
 """Software, hardware and recipe of a run. Imports no torch."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -54,9 +56,7 @@ def _git_revision() -> str | None:
 
 
 def _cpu_name() -> str:
-    try:
-        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
-    return names[0] if names else platform.processor()
+    with contextlib.suppress(OSError):  # not Linux
+        if name := re.search(r'^model name\s*:(.*)', Path('/proc/cpuinfo').read_text(encoding='utf-8'), re.MULTILINE):
+            return name[1].strip()
+    return platform.processor()

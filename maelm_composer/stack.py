@@ -15,7 +15,7 @@ from maelm_composer.errors import InputError, one_line_errors
 
 TESTED_TORCH = ('2.7', '2.11', '2.15')  # docs/versions.md
 ENGINES = ('mosaicml', 'mosaicml-streaming')  # only one version of these works, whatever is installed
-MADE_FOR = {  # packages that belong to one version of another; those of an installed package are kept
+MADE_FOR = {  # packages made for one version of another package; they are kept where the other package is installed
     'torch': re.compile(r'nvidia-|cuda-|triton$'),
     'transformers': re.compile(r'tokenizers$|huggingface-hub$|hf-xet$|safetensors$'),
 }

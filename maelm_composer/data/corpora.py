@@ -11,7 +11,7 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +115,7 @@ def _read_jsonl(path: str, column: str) -> Iterator[str]:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(f'{path}, line {number}: not JSON ({error})') from None
-        if not isinstance(record, dict) or column not in record:
-            keys = ', '.join(record) if isinstance(record, dict) else 'none'
-            raise InputError(f'{path}, line {number}: no field {column!r} (it has: {keys}); set text_column')
-        text = _as_text(record[column], column, f'{path}, line {number}')
+        text = _pick_text(record, column, f'{path}, line {number}')
         # JSON can encode half of a surrogate pair, which UTF-8 cannot.
         yield text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
@@ -133,8 +130,8 @@ def _read_parquet(path: str, column: str) -> Iterator[str]:
             if column not in names:
                 raise InputError(f'{path}: no column {column!r} (it has: {", ".join(names)}); set text_column')
             for batch in file.iter_batches(batch_size=256, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    yield _as_text(value, column, path)
+                for row in batch.to_pylist():
+                    yield _pick_text(row, column, path)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise InputError(f'{path}: not a readable Parquet file ({error})') from None
 
@@ -147,21 +144,20 @@ def _read_huggingface(source: SourceConfig) -> Iterator[str]:
     column, where = source.text_column, f'dataset {source.dataset}'
     try:
         for row in datasets.load_dataset(source.dataset, source.config_name, split=source.split, streaming=True):
-            if column not in row:
-                raise InputError(f'{where}: no column {column!r} (it has: {", ".join(row)}); set text_column')
-            yield _as_text(row[column], column, where)
+            yield _pick_text(row, column, where)
     except InputError:
         raise
     except Exception as error:  # the error's class depends on the cause: a wrong name, a damaged file, no network
         raise InputError(f'{where}: cannot be read: {error}') from None
 
 
-def _as_text(value: Any, column: str, where: str) -> str:
-    if value is None:
-        return ''
-    if not isinstance(value, str):
-        raise InputError(f'{where}: column {column!r} holds {type(value).__name__}, not text; set text_column')
-    return value
+def _pick_text(row: Any, column: str, where: str) -> str:
+    if not isinstance(row, Mapping) or column not in row:
+        names = ', '.join(row) if isinstance(row, Mapping) else 'none'
+        raise InputError(f'{where}: no column {column!r} (it has: {names}); set text_column')
+    if not isinstance(row[column], (str, type(None))):
+        raise InputError(f'{where}: column {column!r} holds {type(row[column]).__name__}, not text; set text_column')
+    return row[column] or ''
 
 
 def _read_lines(path: str) -> Iterator[tuple[int, str]]:

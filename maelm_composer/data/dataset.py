@@ -131,9 +131,9 @@ class PretrainingRows(RobustStreamingDataset):
 
 
 def cache_folder(config: DataConfig, manifest: Manifest) -> Path:
-    """The folder of the unpacked shards, named after their location and content.
+    """The folder of the unpacked shards in ``config.local``, else in $MAELM_CACHE, else in ~/.cache/maelm.
 
-    It is in ``config.local``, else in $MAELM_CACHE, else in ~/.cache/maelm.
+    The name of the folder is a hash of the shards' location and content.
     """
     root = Path(config.local or os.environ.get('MAELM_CACHE', '~/.cache/maelm')).expanduser()
     location = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)

@@ -45,8 +45,7 @@ class Outage:
 def read_through_outage(url: str, limit_minutes: float, lock: Path) -> bytes | None:
     """As :func:`storage.read_file`, but try again for ``limit_minutes`` while the object store does not answer.
 
-    Args:
-        lock: of several processes that wait, the one that holds this file prints a line at the begin and at the end.
+    Of several processes that wait, the one that locks the file ``lock`` prints a line at the begin and at the end.
 
     Raises:
         OutageError: the limit is over.

@@ -42,11 +42,7 @@ def count_ids(block: Block) -> int:
 def assign_rows(lengths: Sequence[int], max_seq_len: int) -> list[list[int]]:
     """Assign blocks to rows of at most ``max_seq_len`` ids by best-fit decreasing bin packing.
 
-    Args:
-        lengths: ids in each block, each in 1..``max_seq_len``.
-
-    Returns:
-        For each row the indices of its blocks; every index occurs once.
+    Block i has ``lengths[i]`` ids, 1 to ``max_seq_len``. Returns for each row the indices of its blocks.
     """
     rows: list[list[int]] = []
     open_rows: list[list[int]] = [[] for _ in range(max_seq_len + 1)]  # rows by their free space

@@ -36,11 +36,8 @@ FORMAT_VERSION = 3  # version of a task's output; to be raised when the same rec
 def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[Manifest, bool]:
     """Convert the documents of ``config`` into ``config.remote``/{train, validation, manifest.json}.
 
-    Args:
-        num_workers: Ray tasks at a time; None: one per core of this machine, or of the cluster at ``RAY_ADDRESS``.
-
-    Returns:
-        The manifest, and whether the shards were made now; False if they were complete before.
+    ``num_workers`` Ray tasks run at a time; None: one per core of this machine, or of the cluster at ``RAY_ADDRESS``.
+    Returns the manifest, and whether the shards were made now; False if the shards were complete before.
 
     Raises:
         InputError: there is no tokenizer or no text, a source is not readable, or ``remote`` holds other shards.
@@ -100,10 +97,9 @@ def is_validation(document: str, fraction: float) -> bool:
 def convert_documents(
     documents: list[str], tokenizer_json: str, config: CorpusConfig, task: int, folder: Path
 ) -> dict[str, Any]:
-    """Write the shards of one task below the local ``folder``.
+    """Write the shards of one task below the local ``folder``; returns the task's record.
 
-    Returns:
-        The task's record: for each split the statistics, the count of every id and the index entries of the shards.
+    The record holds for each split the statistics, the count of every id and the index entries of the shards.
     """
     from streaming import MDSWriter
     from tokenizers import Tokenizer
@@ -148,10 +144,9 @@ def convert_documents(
 def _convert(
     config: CorpusConfig, tokenizer_json: str, recipe_hash: str, num_workers: int | None
 ) -> tuple[list[dict], dict[str, np.ndarray]]:
-    """Convert the documents of every task that has no record yet.
+    """Convert the documents of every task that has no record yet; returns the records of all tasks, in order.
 
-    Returns:
-        The records of all tasks, in order; for each split the (V,) occurrences of every id, 0 for special tokens.
+    Also returns for each split the (V,) occurrences of every id, 0 for special tokens.
     """
     import ray
 

@@ -25,8 +25,7 @@ SETTINGS = 'tokenizer_config.json'
 def build_tokenizer(config: CorpusConfig) -> bool:
     """Train the tokenizer of ``config`` and save it under ``config.remote``/tokenizer.
 
-    Returns:
-        Whether the tokenizer was trained now; False if the same recipe had made it before.
+    Returns whether the tokenizer was trained now; False if the same recipe had made the tokenizer before.
 
     Raises:
         InputError: the folder holds another recipe's tokenizer, or the text is too small for the vocabulary.
@@ -146,9 +145,9 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
-    """Load the tokenizer under ``config.remote``; returns it and the SHA-256 (hex) of its file.
+    """Load the tokenizer under ``config.remote``; returns the tokenizer and the SHA-256 (hex) of its file.
 
-    It tokenises the spelling of a special token, such as "[MASK]", as ordinary text.
+    The tokenizer reads the spelling of a special token, such as "[MASK]", as ordinary text.
 
     Raises:
         InputError: there is no tokenizer, or its vocabulary, case or length differ from the recipe's.

@@ -19,17 +19,12 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class MaskingCollator:
-    """Turns samples ``{input_ids (N,), row, epoch}`` into a batch.
-
-    Args:
-        seed: determines the masks, and nothing else.
-        predicts_every_token: True for the autoregressive decoder, which predicts the whole row.
-    """
+    """Turns samples ``{input_ids (N,), row, epoch}`` into a batch."""
 
     masking: MaskingConfig
     vocab_size: int
-    seed: int
-    predicts_every_token: bool = False
+    seed: int  # of the masks
+    predicts_every_token: bool = False  # for the autoregressive decoder, which predicts the whole row
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
         ids = np.stack([sample['input_ids'] for sample in samples]).astype(np.int64)
@@ -50,10 +45,6 @@ class MaskingCollator:
         fed_ids = np.where(is_fed_masked, content, ids)
         widths = [int(flags.sum(axis=1).max()) for flags in (~is_masked | is_fed_masked, is_masked)]
         return self._view(ids, fed_ids, is_masked, is_fed_masked, widths)
-
-    def visible_length(self, length: int) -> int:
-        """S for rows of N = ``length``: all positions but the masked ones that the encoder's input omits."""
-        return count_visible(self.masking, length)
 
     def _count_fed(self, masked: Any) -> Any:
         """How many of ``masked`` positions stay in the encoder's input (δ, Sec. 4.3)."""
@@ -84,13 +75,9 @@ class MaskingCollator:
     def _view(
         self, ids: Ids, fed_ids: Ids, is_masked: Flags, is_fed_masked: Flags, widths: Sequence[int] = ()
     ) -> Batch:
-        """Split (B, N) masked rows into the inputs of encoder and decoder.
-
-        Args:
-            widths: S and M; default: those of the recipe, the same for every batch.
-        """
+        """Split (B, N) masked rows into the inputs of encoder and decoder, with ``widths`` S and M or the recipe's."""
         length = ids.shape[1]
-        num_visible, num_masked = widths or (self.visible_length(length), count_masked(self.masking, length)[1])
+        num_visible, num_masked = widths or (count_visible(self.masking, length), count_masked(self.masking, length)[1])
         is_padding = ids == PAD_ID
         is_start = ids == CLS_ID
         segment_ids = np.where(is_padding, 0, is_start.cumsum(axis=1))

@@ -47,11 +47,8 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 def count_forward_flops(config: ModelConfig, visible: int, masked: int) -> dict[str, int]:
     """FLOPs (2 for a multiply-add) of the forward pass of one row; a training step costs three times as many.
 
-    The last layer before the head is counted with M queries, because it computes no others.
-
-    Args:
-        visible: S, tokens that the encoder sees.
-        masked: M, positions to predict.
+    The encoder sees S = ``visible`` tokens, and M = ``masked`` positions are predicted. The last layer before the head
+    has M queries.
     """
     size, layers, decoder = config.hidden_size, config.num_hidden_layers, config.decoder
     head_size = size if decoder is None else decoder.hidden_size

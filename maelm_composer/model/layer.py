@@ -1,6 +1,9 @@
 """One Transformer block, post-LN: x <- LN(x + drop(f(x))) for f each attention, then the feed-forward network."""
 
+from functools import partial
+
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from maelm_composer.config import DecoderConfig, ModelConfig
 from maelm_composer.model.attention import Attention, Bias
@@ -67,6 +70,17 @@ class Layer(nn.Module):
             hidden = self.cross_attention_norm(hidden + self.dropout(attended))
         fed_forward = self.output(self.activation(self.intermediate(hidden)))
         return self.output_norm(hidden + self.dropout(fed_forward))
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Activation checkpointing: keep the inputs of each layer alone, and compute the layer again in the backward pass.
+
+    Dropout draws the same masks again, so loss and gradients are those of a layer that keeps its activations. The
+    weights keep their names.
+    """
+    for layer in model.modules():
+        if isinstance(layer, Layer):
+            vars(layer)['forward'] = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def take_rows(values: Tensor, index: Tensor) -> Tensor:

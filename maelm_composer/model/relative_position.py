@@ -16,8 +16,8 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
     """Signed distances (key position - query position), any shape -> bucket ids in [0, ``buckets``), same shape.
 
     Both functions give each short distance a bucket of its own and longer ones logarithmically wider buckets, on each
-    side separately. ``t5`` is bidirectional T5 (and MPNet); ``authors`` is what the paper's released code computes:
-    it rounds up, not down, and reaches its last bucket earlier. Each function leaves one bucket unused.
+    side separately. ``t5`` is bidirectional T5 (and MPNet); ``authors``, from the paper's released code, rounds up, not
+    down, and reaches its last bucket earlier. Each function leaves one bucket unused.
     """
     half = buckets // 2
     exact = half // 2

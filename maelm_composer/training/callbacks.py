@@ -4,6 +4,7 @@ import csv
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,13 @@ from composer.utils import dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
-from maelm_composer.training.run_folder import RunFolder
 
 TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # a resumed run repeats all others exactly
 EVAL_COLUMNS = ('eval_loss', 'eval_perplexity', 'eval_accuracy')
 COLUMNS = ('samples', 'batch', 'train_loss', 'learning_rate', 'gradient_norm', *TIMED_COLUMNS, *EVAL_COLUMNS)
-UNTIMED_BATCHES = 3  # of each process: they include compilation, allocation and the start of the loaders
+UNTIMED_BATCHES = 3  # a process's first batches include compilation, allocation and the start of the loaders
 
 
 class BatchSeed(Callback):
@@ -58,11 +57,7 @@ class GradientClipping(Callback):
 
 
 class DivergenceStop(Callback):
-    """End the run at the first loss or gradient norm that is not finite, before a checkpoint is saved.
-
-    Raises:
-        InputError: the loss or the gradient norm is infinite or NaN.
-    """
+    """Raises InputError at the first loss or gradient norm that is infinite or NaN, before a checkpoint is saved."""
 
     def __init__(self, clipping: GradientClipping) -> None:
         self.clipping = clipping
@@ -84,11 +79,8 @@ class TrainingClock(Callback):
     """Counts the seconds of data loading, forward pass, backward pass and optimizer step.
 
     Validation, checkpoints and compilation are not counted: each of the first batches of a process counts as much as
-    the first batch after them. Checkpoints hold the counts, so a resumed run continues them, on any number of ranks.
-
-    Args:
-        seconds: of the run before this process.
-        device_seconds: the same, summed over the ranks.
+    the first batch after them. A resumed run goes on from the counts in its checkpoint, on any number of ranks:
+    ``seconds``, and ``device_seconds``, their sum over the ranks.
     """
 
     def __init__(self, tokens_per_batch: int, seconds: float = 0.0, device_seconds: float = 0.0) -> None:
@@ -123,27 +115,19 @@ class TrainingClock(Callback):
 class MetricsLog(Callback):
     """Writes a row of metrics.csv per batch, before the checkpoint of that batch.
 
-    A resumed run goes on after the rows in its checkpoint, so that no batch has two rows.
-
-    Args:
-        resumed: metrics.csv at the checkpoint from which the run resumes; None: that of the folder.
+    A resumed run goes on after the rows of ``resumed``, the metrics.csv in its checkpoint, so that no batch has two
+    rows.
     """
 
-    def __init__(
-        self, folder: RunFolder, clock: TrainingClock, clipping: GradientClipping, resumed: str | None = None
-    ) -> None:
-        self.folder, self.resumed = folder, resumed
-        self.path = folder.local / METRICS
+    def __init__(self, path: Path, clock: TrainingClock, clipping: GradientClipping, resumed: str) -> None:
+        self.path, self.resumed = path, resumed
         self.clock, self.clipping = clock, clipping
         self.last_eval: dict[str, Any] = {}
         self._row: dict[str, Any] = {}
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if dist.get_global_rank() == 0:
-            text = self.resumed
-            if text is None and state.timestamp.batch.value:
-                text = self.folder.read(METRICS)
-            rows = parse_metrics(text or '')
+            rows = parse_metrics(self.resumed)
             kept = [row for row in rows if int(row['samples']) <= state.timestamp.sample.value]
             lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in kept)]
             write_text(self.path, ''.join(','.join(line) + '\n' for line in lines))

@@ -91,25 +91,19 @@ class CheckpointSaver(Callback):
             self._remove_outdated()
 
     def _send(self, state: State, now: bool = False) -> None:
-        """Upload the checkpoints that wait; training goes on in an outage, and a later call tries again.
-
-        Args:
-            now: also if it is not yet time for another try.
+        """Upload the checkpoints that wait, if another try is due or ``now``; training goes on during an outage.
 
         Raises:
             InputError: the outage has lasted for ``training.max_outage_minutes``.
         """
-        due = [now or self.outage.is_due]
-        dist.broadcast_object_list(due, src=0)  # every rank has its own clock
-        if not due[0]:
+        if not dist.all_gather_object(now or self.outage.is_due)[0]:  # every rank has its own clock
             return
         folder = self.folder
         try:
             folder.send()
         except OutageError as error:
-            is_first, is_over = self.outage.note(), [self.outage.is_over_limit]
-            dist.broadcast_object_list(is_over, src=0)
-            if is_over[0]:
+            is_first = self.outage.note()
+            if dist.all_gather_object(self.outage.is_over_limit)[0]:
                 samples = state.timestamp.sample.value
                 if folder.unsent[-1] != name_checkpoint(samples):
                     self._save(state)
@@ -132,7 +126,7 @@ class CheckpointSaver(Callback):
     def _remove_outdated(self) -> None:
         if dist.get_global_rank() == 0 and self.keep > 0:
             latest = self.folder.latest() or ''
-            # A later one is incomplete, or the run was killed before `latest` named it.
+            # A checkpoint after `latest` is incomplete, or the run was killed before `latest` named it.
             complete = [name for name in self.folder.checkpoints() if name <= latest]
             for outdated in complete[: -self.keep]:
                 self.folder.remove(outdated)
@@ -195,7 +189,7 @@ class CheckpointSaver(Callback):
 
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
-    """Raise on every rank, as an InputError, what keeps one rank from writing. Called by every rank."""
+    """Raise an error that keeps one rank from writing as InputError on every rank. Called by every rank."""
     with raise_on_all_ranks():
         try:
             yield

@@ -19,10 +19,9 @@ from maelm_composer.training.signals import Stopped
 
 @contextlib.contextmanager
 def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[None]:
-    """Note in the record in ``folder`` how the body ended, unless it ended well. Called by every rank.
+    """Note in the record in ``folder`` how the body was stopped or failed; ``say`` prints the line about a stop.
 
-    Args:
-        say: prints the line about a stop.
+    Called by every rank.
     """
     try:
         yield

@@ -16,7 +16,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import MaskedLanguageModel
 from maelm_composer.records import EncoderIdentity
 
-# Settings that a model may have otherwise than the model that it starts from.
+# Settings in which a model may differ from the model whose weights it takes.
 _FREE = {'hidden_dropout_prob', 'attention_probs_dropout_prob', 'initializer_range', 'head_bias_init', 'decoder'}
 _FREE |= {'relative_position_init'}
 _RELATIVE = {'relative_position_max_distance', 'relative_position_function'}  # used only if there are buckets
@@ -37,7 +37,8 @@ def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) 
     source = load_pretrained(config.init_from, Implementation.ours)
     assert source.config is not None
     if (name := _find_difference(config.model, source.config)) is not None:
-        here, there = (_show(getattr(stack, name)) for stack in (config.model, source.config))
+        values = (getattr(stack, name) for stack in (config.model, source.config))
+        here, there = (getattr(value, 'name', value) for value in values)  # of an Enum its name
         raise InputError(f'model.{name} is {here}, but init_from {config.init_from} has {there}')
     _assert_same_tokenizer(config, source.tokenizer.backend_tokenizer)
     weights = {f'{ENCODER}{name}': value for name, value in source.encoder.state_dict().items()}
@@ -46,16 +47,14 @@ def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) 
         weights = read_weights(found, '')[0]
     ours, theirs = config.model.decoder, source.config.decoder
     is_same_decoder = ours is not None and theirs is not None and _find_difference(ours, theirs) is None
-    taken: dict[str, dict[str, Tensor]] = {}
-    fresh = []
+    taken, fresh = [], []
     for part, module in model.named_children():
-        own = {name: value for name, value in weights.items() if name.startswith(f'{part}.')}
-        expected = {f'{part}.{name}': value for name, value in module.state_dict().items()}
-        if _shapes(own) == _shapes(expected) and (part != 'decoder' or is_same_decoder):
-            taken[part] = own
+        own = {name[len(part) + 1 :]: value for name, value in weights.items() if name.startswith(f'{part}.')}
+        if _shapes(own) == _shapes(module.state_dict()) and (part != 'decoder' or is_same_decoder):
+            module.load_state_dict(own)
+            taken.append(part)
         else:
             fresh.append(part)
-    model.load_state_dict({name: value for own in taken.values() for name, value in own.items()}, strict=False)
     return source.identity, ', '.join(taken) + (f'; fresh: {", ".join(fresh)}' if fresh else '')
 
 
@@ -70,10 +69,6 @@ def _find_difference(ours: ModelConfig | DecoderConfig, theirs: Any) -> str | No
     free = _FREE | (set() if ours.relative_position_buckets else _RELATIVE)
     names = (field.name for field in dataclasses.fields(ours) if field.name not in free)
     return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), None)
-
-
-def _show(value: Any) -> Any:
-    return getattr(value, 'name', value)
 
 
 def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:

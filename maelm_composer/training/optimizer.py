@@ -33,6 +33,6 @@ def build_schedule(optimizer: AdamW, config: OptimizerConfig, training: Training
 
 
 def restore_learning_rate(optimizer: Optimizer, schedule: Any) -> None:
-    """Set the learning rate to that of ``schedule``, which a checkpoint of a run that is extended has otherwise."""
+    """Set the learning rate to the value of ``schedule``; the checkpoint of a run that is extended holds another."""
     for group, base, factor in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
         group['lr'] = base * factor(schedule.last_epoch)

@@ -16,11 +16,15 @@ FORWARD_AND_BACKWARD = 3  # FLOPs of a training step / FLOPs of its forward pass
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe on ``world_size`` ranks with a training split of ``rows_per_epoch`` rows."""
+    """A recipe on ``world_size`` ranks with the shards of ``manifest``."""
 
     config: PretrainingConfig
     world_size: int
-    rows_per_epoch: int
+    manifest: Manifest
+
+    @property
+    def rows_per_epoch(self) -> int:
+        return self.manifest.splits['train'].rows
 
     @property
     def global_batch_size(self) -> int:
@@ -45,11 +49,11 @@ class Plan:
     def tokens_per_batch(self) -> int:
         return self.global_batch_size * self.config.model.max_seq_len
 
-    def check(self, manifest: Manifest) -> None:
+    def check(self) -> None:
         """Raise InputError if the recipe does not fit the shards or the number of ranks."""
         remote = self.config.data.remote
         for key in ('vocab_size', 'max_seq_len'):
-            ours, theirs = getattr(self.config.model, key), getattr(manifest, key)
+            ours, theirs = getattr(self.config.model, key), getattr(self.manifest, key)
             if ours != theirs:
                 raise InputError(f'model.{key} is {ours}, but the shards in {remote} were made with {theirs}')
         if self.global_batch_size % self.world_size:
@@ -62,9 +66,9 @@ class Plan:
                 f'training.global_train_batch_size of {self.global_batch_size}'
             )
 
-    def describe(self, manifest: Manifest, device: str, precision: str, attention: dict[str, str]) -> dict[str, str]:
+    def describe(self, device: str, precision: str, attention: dict[str, str]) -> dict[str, str]:
         """The lines of the start screen by name."""
-        training, optimizer = self.config.training, self.config.optimizer
+        training, optimizer, manifest = self.config.training, self.config.optimizer, self.manifest
         samples = self.batches * self.global_batch_size
         parameters = count_parameters(self.config.model)
         parts = ', '.join(f'{name} {count:,}' for name, count in parameters.items())

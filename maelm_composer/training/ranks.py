@@ -65,8 +65,8 @@ def raise_on_all_ranks() -> Iterator[None]:
 def watch_ranks(act: Callable[[int], None]) -> Iterator[None]:
     """Call ``act(rank)`` if another rank of this machine ends within the body. Called by every rank; Linux.
 
-    A collective does not tell why it fails when a rank has died, and NCCL's waits for that rank: so a thread calls
-    ``act`` while the body waits, and the body's own thread calls it when the body fails.
+    When a rank has died, a collective of gloo fails without saying why, and one of NCCL waits for the dead rank. So a
+    thread calls ``act`` while the body waits, and the body's own thread calls ``act`` when the body fails.
     """
     pids = dist.all_gather_object((dist.get_node_rank(), os.getpid()))
     here = dist.get_node_rank()

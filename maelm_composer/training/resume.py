@@ -19,28 +19,28 @@ from maelm_composer.training.safe_state import OLDER, assert_metadata_is_data
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A complete checkpoint from which a run resumes."""
+    """Where a run goes on: at a complete checkpoint, or, with the defaults, at its begin."""
 
-    state: Path  # what the Trainer loads
-    samples: int
-    training_seconds: float
-    device_seconds: float  # training_seconds, summed over the ranks
-    log: str | None  # metrics.csv when it was written; None: the checkpoint is of version 0.1
+    state: Path | None = None  # what the Trainer loads
+    samples: int = 0
+    training_seconds: float = 0.0
+    device_seconds: float = 0.0  # training_seconds, summed over the ranks
+    log: str = ''  # metrics.csv up to there
 
 
-def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> ResumePoint | None:
-    """The newest complete checkpoint of ``folder``, or None. Called by every rank.
+def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> ResumePoint:
+    """The newest complete checkpoint of ``folder``, or the begin if there is none. Called by every rank.
 
     Raises:
         InputError: the checkpoint is damaged, its weights do not fit ``model``, or it has another sharding.
     """
     folder.recover()
     with raise_on_all_ranks():
-        names = [folder.latest() if dist.get_global_rank() == 0 else None]
-    dist.broadcast_object_list(names, src=0)
-    if names[0] is None:
-        return None
-    checkpoint = folder.fetch(names[0])
+        latest = folder.latest() if dist.get_global_rank() == 0 else None
+    latest = dist.all_gather_object(latest)[0]
+    if latest is None:
+        return ResumePoint()
+    checkpoint = folder.fetch(latest)
     with raise_on_all_ranks():  # a node may not share the disk of the others
         progress = _read_progress(checkpoint)
         _assert_fits(checkpoint / WEIGHTS, model)
@@ -55,7 +55,8 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
         if state.is_dir():
             assert_metadata_is_data(state)
         log = checkpoint / METRICS
-        text = log.read_text(encoding='utf-8') if log.exists() else None
+        # Checkpoints of version 0.1 hold no log.
+        text = log.read_text(encoding='utf-8') if log.exists() else folder.read(METRICS) or ''
     seconds = progress['training_seconds']
     device_seconds = progress.get('device_seconds', seconds * dist.get_world_size())  # version 0.1 has none
     return ResumePoint(state, progress['samples'], seconds, device_seconds, text)

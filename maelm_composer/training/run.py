@@ -27,7 +27,7 @@ from maelm_composer.device import (
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.masking.collate import build_collator
-from maelm_composer.model.kernels.recompute import recompute_layers
+from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model
 from maelm_composer.patches import release_trainer, silence_warnings
 from maelm_composer.precision import Choice, choose
@@ -76,12 +76,12 @@ def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
     device = start_rank(config.training)
     with contextlib.ExitStack() as locks:
         run = _Run(config, locks)
-        resume_point = run.prepare_model()
-        if resume_point is not None and resume_point.samples >= config.training.max_samples:
-            return run.complete(resume_point)
-        run.begin(resume_point)
+        start = run.prepare_model()
+        if start.samples >= config.training.max_samples:
+            return run.complete(start)
+        run.begin(start)
         with record_ending(run.folder, run.print):
-            run.train(resume_point, device)
+            run.train(start, device)
             return run.finish()
 
 
@@ -94,41 +94,40 @@ class _Run:
         self.print = Console(highlight=False, soft_wrap=True, quiet=not self.is_first).print
         self.folder = RunFolder(config.save_folder, config.run_name)
         self.record: Pretraining | None = None
-        choices = [Choice(Precision.fp32)]
+        choice = Choice(Precision.fp32)
         with raise_on_all_ranks():
             self.loggers = _build_loggers(config, self.folder)
             self.manifest = load_manifest(config.data.remote)
             self.collator = build_collator(config)
-            Plan(config, dist.get_world_size(), self.manifest.splits['train'].rows).check(self.manifest)
+            Plan(config, dist.get_world_size(), self.manifest).check()
             if self.is_first:
                 locks.enter_context(lock_folder(self.folder.local, 'run'))
                 self.folder.assert_writable()
                 self.record = read_record(self.folder)
                 begun = self.record.training_precision if self.record else None
-                choices = [choose(config.training.precision, 'training.precision', begun)]
-        dist.broadcast_object_list(choices, src=0)  # machines may measure different speeds
-        (self.precision,) = choices
+                choice = choose(config.training.precision, 'training.precision', begun)
+        self.precision = dist.all_gather_object(choice)[0]  # the first rank's: machines may measure different speeds
         training = dataclasses.replace(config.training, precision=self.precision.precision)
         self.config = dataclasses.replace(config, training=training)
-        self.plan = Plan(self.config, dist.get_world_size(), self.manifest.splits['train'].rows)
+        self.plan = Plan(self.config, dist.get_world_size(), self.manifest)
         self.identity = identify(self.config, self.manifest.content_hash)
         self.is_sharded = training.sharding is not Sharding.ddp
         with raise_on_all_ranks():
             if self.is_first:
                 assert_same_run(self.folder, self.record, self.identity)
 
-    def prepare_model(self) -> ResumePoint | None:
-        """Build the model with its initial weights; returns the checkpoint whose weights will replace them."""
+    def prepare_model(self) -> ResumePoint:
+        """Build the model with its initial weights; returns the checkpoint, if any, whose weights will replace them."""
         config = self.config
         counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
         self.model = build_model(config.model, config.seed, counts)
         self.attention = self.model.select_attention(config.training.attention, find_device().type)
         if config.training.activation_checkpointing:
             recompute_layers(self.model)
-        resume_point = find_resume_point(self.folder, self.model, self.is_sharded)
+        start = find_resume_point(self.folder, self.model, self.is_sharded)
         self.init_from = self.record.init_from if self.record else None
         self.taken = ''
-        if config.init_from is not None and resume_point is None:
+        if config.init_from is not None and start.state is None:
             with raise_on_all_ranks():
                 begun = self.init_from
                 self.init_from, self.taken = load_initial_weights(self.model, config)
@@ -137,46 +136,44 @@ class _Run:
                         f'{self.folder.uri} holds a run that began from {describe_start(begun)}; init_from is now '
                         f'{describe_start(self.init_from)}: choose another run_name or save_folder'
                     )
-        return resume_point
+        return start
 
-    def complete(self, resume_point: ResumePoint) -> PretrainingRecord | None:
-        """Return the record of a run that has trained to its end, and finish it if a kill came before that."""
-        self.folder.forget(resume_point.state.parent.name)
+    def complete(self, start: ResumePoint) -> PretrainingRecord | None:
+        """Return the record of a run that has trained to its end; write it first if a kill came before that."""
+        assert start.state is not None
+        self.folder.forget(start.state.parent)
         record = self.record
         if self.is_first and not isinstance(record, PretrainingRecord):
-            evaluation = find_last_eval(parse_metrics(resume_point.log or self.folder.read(METRICS) or ''))
+            evaluation = find_last_eval(parse_metrics(start.log))
             if not evaluation:
                 raise InputError(f'{self.folder.uri}/{METRICS}: holds no validation, so the record cannot be finished')
-            begun, seconds = record or self._begin_record(), resume_point.training_seconds
-            record = finish_record(self.folder, begun, self.plan, seconds, resume_point.device_seconds, evaluation)
-        self.print(
-            f'{self.config.run_name} is complete: {resume_point.samples:,} samples, in {self.config.save_folder}'
-        )
+            begun, seconds = record or self._begin_record(), start.training_seconds
+            record = finish_record(self.folder, begun, self.plan, seconds, start.device_seconds, evaluation)
+        self.print(f'{self.config.run_name} is complete: {start.samples:,} samples, in {self.config.save_folder}')
         return record if isinstance(record, PretrainingRecord) else None
 
-    def begin(self, resume_point: ResumePoint | None) -> None:
+    def begin(self, start: ResumePoint) -> None:
         """Print the start screen and write the record."""
         self.print(self._start_screen())
         if self.precision.notice:
             self.print(self.precision.notice)
         if isinstance(self.record, UnfinishedPretraining) and self.record.status == 'running':
             self.print(f'the run was killed before; if because memory ran out, {LESS_MEMORY}')
-        if resume_point is not None:
-            self.print(f'resuming from {resume_point.samples:,} samples')
+        if start.state is not None:
+            self.print(f'resuming from {start.samples:,} samples')
         with raise_on_all_ranks():
             if self.is_first:
                 self.record = self._begin_record()
 
-    def train(self, resume_point: ResumePoint | None, device: Device) -> None:
+    def train(self, start: ResumePoint, device: Device) -> None:
         """Train to the end, or until a stop signal raises SystemExit."""
-        before = (resume_point.training_seconds, resume_point.device_seconds) if resume_point else ()
-        self.clock = TrainingClock(self.plan.tokens_per_batch, *before)
+        self.clock = TrainingClock(self.plan.tokens_per_batch, start.training_seconds, start.device_seconds)
         clipping = GradientClipping(self.config.optimizer.clip_norm)
-        self.log = MetricsLog(self.folder, self.clock, clipping, resume_point.log if resume_point else None)
-        with contextlib.nullcontext() if resume_point is None else load_data_only(resume_point.state):
-            trainer = self._build_trainer(resume_point, device, clipping)
-        if resume_point is not None:
-            self.folder.forget(resume_point.state.parent.name)
+        self.log = MetricsLog(self.folder.local / METRICS, self.clock, clipping, start.log)
+        with contextlib.nullcontext() if start.state is None else load_data_only(start.state):
+            trainer = self._build_trainer(start, device, clipping)
+        if start.state is not None:
+            self.folder.forget(start.state.parent)
             restore_learning_rate(trainer.state.optimizers[0], trainer.state.schedulers[0])
         for destination in trainer.logger.destinations:
             if isinstance(destination, ProgressBarLogger):
@@ -196,7 +193,7 @@ class _Run:
         self.print(_summarize(self.config, record))
         return record
 
-    def _build_trainer(self, resume_point: ResumePoint | None, device: Device, clipping: GradientClipping) -> Trainer:
+    def _build_trainer(self, start: ResumePoint, device: Device, clipping: GradientClipping) -> Trainer:
         """Order matters: gradients are averaged before they are clipped, and logged before they are saved."""
         config, training, plan = self.config, self.config.training, self.plan
         if training.compile:
@@ -207,8 +204,8 @@ class _Run:
         optimizer = build_optimizer(adapter.parameters(), config.optimizer)
         return Trainer(
             model=adapter,
-            train_dataloader=build_train_loader(config, self.manifest, self.collator, plan),
-            eval_dataloader=build_evaluator(config, self.manifest, self.collator, plan),
+            train_dataloader=build_train_loader(plan, self.collator),
+            eval_dataloader=build_evaluator(plan, self.collator),
             optimizers=optimizer,
             schedulers=build_schedule(optimizer, config.optimizer, training),
             step_schedulers_every_batch=True,
@@ -235,7 +232,7 @@ class _Run:
             parallelism_config=build_parallelism(training.sharding),
             spin_dataloaders=False,
             dist_timeout=count_patience(training),
-            load_path=str(resume_point.state) if resume_point else None,
+            load_path=str(start.state) if start.state else None,
             load_ignore_keys=drop_unportable,
             load_progress_bar=False,
         )
@@ -261,7 +258,7 @@ class _Run:
     def _start_screen(self) -> Table:
         table = Table.grid(padding=(0, 2))
         table.add_row('[bold]run[/bold]', f'[bold]{self.config.run_name}[/bold]')
-        lines = self.plan.describe(self.manifest, name_device(), str(self.precision), self.attention)
+        lines = self.plan.describe(name_device(), str(self.precision), self.attention)
         if self.init_from is not None:
             lines['starts from'] = describe_start(self.init_from) + (f': {self.taken}' if self.taken else '')
         for name, text in lines.items():

@@ -77,10 +77,7 @@ class RunFolder:
 
     def checkpoints(self) -> list[str]:
         """Names of the checkpoints, oldest first; in an object store one may be incompletely uploaded."""
-        if self.is_remote:
-            names = {name.split('/')[0] for name in list_names(self.uri, recursive=True)}
-        else:
-            names = {path.name for path in self.local.iterdir()}
+        names = {name.split('/')[0] for name in list_names(self.uri, recursive=True)}
         return sorted(name for name in names if name.startswith(CHECKPOINT_PREFIX))
 
     def latest(self) -> str | None:
@@ -91,13 +88,10 @@ class RunFolder:
         return os.readlink(link) if link.is_symlink() else None
 
     def publish(self, staged: Path, name: str) -> None:
-        """Move a complete checkpoint to ``name`` and point ``latest`` to it. Called by every rank.
+        """Move the folder ``staged``, a complete checkpoint, to ``name`` and point ``latest`` to it. For every rank.
 
         A kill before the last step leaves ``latest`` at the previous checkpoint. Without an object store all nodes must
         share the disk; with one, :meth:`send` does the last step, and the checkpoint is in ``unsent`` until then.
-
-        Args:
-            staged: folder that holds the checkpoint's files.
         """
         with raise_on_all_ranks():
             if self.is_remote and dist.get_local_rank() == 0:
@@ -143,7 +137,7 @@ class RunFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def recover(self) -> None:
-        """Upload what an earlier process of this run could not. Called by every rank.
+        """Upload the checkpoints that an earlier process of this run could not upload. Called by every rank.
 
         Raises:
             InputError: these checkpoints are of another address, or the object store no longer has their run.
@@ -180,8 +174,8 @@ class RunFolder:
                     download(join(url, file), folder / file)
         return folder
 
-    def forget(self, name: str) -> None:
-        """Delete the files that :meth:`fetch` downloaded. Called by every rank."""
+    def forget(self, checkpoint: Path) -> None:
+        """Delete the folder that :meth:`fetch` downloaded. Called by every rank."""
         dist.barrier()
         if self.is_remote and dist.get_local_rank() == 0:
-            shutil.rmtree(self.local / name)
+            shutil.rmtree(checkpoint)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # which brings torch, and a plan reads records without
 
 
 MAX_SAMPLES, EXTENDS = 'training.max_samples', 'training.extends'
-# Keys that came after the first records. An identity holds them only if they are set, so that those records stay valid.
+# Keys that came after the first records. An identity holds such a key only if it is set: old records stay valid.
 LATER_KEYS: dict[str, Any] = {'optimizer.schedule': 'linear', EXTENDS: [], 'init_from': None}
 
 
@@ -97,18 +97,11 @@ def finish_record(
     folder: 'RunFolder',
     record: Pretraining,
     plan: Plan,
-    seconds: float,
-    device_seconds: float,
-    evaluation: Mapping[str, Any],
+    seconds: float,  # of training
+    device_seconds: float,  # of training, summed over the ranks
+    evaluation: Mapping[str, Any],  # results of the last validation
 ) -> PretrainingRecord:
-    """Write and return the record of a run that has finished.
-
-    Args:
-        record: written when the run began.
-        seconds: of training.
-        device_seconds: of training, summed over the ranks.
-        evaluation: results of the last validation.
-    """
+    """Write and return the record of a run that has finished; ``record`` was written when the run began."""
     shared = {field.name for field in dataclasses.fields(PretrainingRecord)} - {'status'}
     begun = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name in shared}
     tokens = plan.batches * plan.tokens_per_batch

@@ -34,12 +34,9 @@ DATA_ONLY, ANYTHING = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD', 'TORCH_FORCE_NO_WEIGHTS_O
 
 @contextlib.contextmanager
 def load_data_only(state: Path) -> Iterator[None]:
-    """Have torch.load refuse, in the body, all but ``STATE_TYPES``, tensors and plain values.
+    """Have torch.load refuse, while the body loads ``state``, all but ``STATE_TYPES``, tensors and plain values.
 
     Composer, and torch for sharded checkpoints, ask torch.load for objects of every kind, which may run code.
-
-    Args:
-        state: what the body loads, for the error message.
 
     Raises:
         InputError: ``state`` holds something else, or is damaged.

@@ -58,8 +58,8 @@ def count_sent(payloads: dict[str, int], world_size: int) -> float:
 
 def estimate_state(model: ModelConfig, sharding: Sharding, world_size: int) -> dict[str, float]:
     """Bytes on one rank that do not depend on the number of rows in a batch."""
-    groups = list_groups(model)
-    total, largest = (FP32 * f(count_padded(group, 1) for group in groups) for f in (sum, max))
+    sizes = [FP32 * count_padded(group, 1) for group in list_groups(model)]
+    total, largest = sum(sizes), max(sizes)
     kept = total / world_size
     match sharding:
         case Sharding.ddp:
@@ -68,7 +68,7 @@ def estimate_state(model: ModelConfig, sharding: Sharding, world_size: int) -> d
         case Sharding.shard_grad_op:
             working = total + 2 * largest  # all weights; one group's gradients and the copy that is reduced
         case Sharding.full_shard:
-            root, *layers = (FP32 * count_padded(group, 1) for group in groups)
+            root, *layers = sizes
             working = root + 2 * max(layers) + 2 * largest  # a layer's weights, the next one's, and gradients as above
     return {
         'weights': kept,
@@ -89,12 +89,12 @@ def estimate_activations(config: PretrainingConfig) -> float:
         stacks.append((decoder, model.max_seq_len))
     kept = 0.0
     for stack, length in stacks:
-        size, layers = stack.hidden_size, stack.num_hidden_layers
-        kept += layers * length * _keep_a_token(stack)
-        kept += length * _keep_a_norm(stack)  # the embeddings'
+        size = stack.hidden_size
+        # The second term is the LayerNorm of the embeddings.
+        kept += length * (stack.num_hidden_layers * _keep_a_token(stack) + _keep_a_norm(stack))
         if stack.attention_probs_dropout_prob:  # then SDPA with a dense bias, as FlexAttention has no dropout
             kept += BF16 * length**2 * (stack.num_attention_heads if stack.relative_position_buckets else 1)
-    # The last layer computes only M positions; of the others it keeps its input, keys and values.
+    # The last layer computes only M positions; of the other positions the layer keeps input, keys and values.
     kept -= (length - masked) * (_keep_a_token(stack) - BF16 * 3 * size)
     logits = masked * model.vocab_size * (BF16 + FP32)  # the logits and their log-softmax
     return kept + logits + masked * size * (3 * BF16 + FP32)
@@ -138,32 +138,28 @@ def estimate_communication(config: PretrainingConfig, sharding: Sharding, world_
 
 def draw_tables(folder: str = 'yamls') -> dict[str, str]:
     """The Markdown tables of docs/scaling.md by name."""
-    batch: list[list[str]] = []
-    memory: list[list[str]] = []
-    traffic: list[list[str]] = []
-    time: list[list[str]] = []
+    tables = {
+        'batch': [['', 'parameters', 'activations of a row, MB', *GPUS]],
+        'memory': [['', 'training.sharding', *GPUS]],
+        'traffic': [['', 'training.sharding', *GPUS]],
+        'time': [['', 'GPUs', 'compute, ms', *(f'`{sharding.value}`, fast / slow link, ms' for sharding in Sharding)]],
+    }
     for name in RECIPES:
         config = load_config(PretrainingConfig, [f'{folder}/{name}.yaml'], ['run_name=plan', 'save_folder=plan'])
         parameters, activations = sum(count_parameters(config.model).values()), estimate_activations(config)
         accumulations = [_describe_accumulation(config, n) for n in WORLD_SIZES]
-        batch.append([name, f'{parameters:,}', f'{activations / 1e6:.0f}', *accumulations])
+        tables['batch'].append([name, f'{parameters:,}', f'{activations / 1e6:.0f}', *accumulations])
         for sharding in Sharding:
             held = [sum(estimate_state(config.model, sharding, n).values()) for n in WORLD_SIZES]
             sent = [count_sent(collect_payloads(config.model, sharding, n), n) for n in WORLD_SIZES]
-            for table, sizes in ((memory, held), (traffic, sent)):
-                table.append([name, f'`{sharding.value}`', *(f'{size / 1e9:.2f}' for size in sizes)])
+            for table, sizes in (('memory', held), ('traffic', sent)):
+                tables[table].append([name, f'`{sharding.value}`', *(f'{size / 1e9:.2f}' for size in sizes)])
         for n in WORLD_SIZES[1:]:
             links = (FAST_LINK, SLOW_LINK if n > 8 else FAST_LINK)
             times = [[1e3 * estimate_communication(config, s, n, link) for link in links] for s in Sharding]
             cells = [f'{fast:.0f} / {slow:.0f}' for fast, slow in times]
-            time.append([name, str(n), f'{1e3 * estimate_compute(config, n):.1f}', *cells])
-    links_of = [f'`{sharding.value}`, fast / slow link, ms' for sharding in Sharding]
-    return {
-        'batch': _to_markdown(['', 'parameters', 'activations of a row, MB', *GPUS], batch),
-        'memory': _to_markdown(['', 'training.sharding', *GPUS], memory),
-        'traffic': _to_markdown(['', 'training.sharding', *GPUS], traffic),
-        'time': _to_markdown(['', 'GPUs', 'compute, ms', *links_of], time),
-    }
+            tables['time'].append([name, str(n), f'{1e3 * estimate_compute(config, n):.1f}', *cells])
+    return {name: _to_markdown(*lines) for name, lines in tables.items()}
 
 
 def _describe_accumulation(config: PretrainingConfig, world_size: int) -> str:
@@ -173,7 +169,7 @@ def _describe_accumulation(config: PretrainingConfig, world_size: int) -> str:
     return f'{rows} = {rows // microbatch} × {microbatch}'
 
 
-def _to_markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def _to_markdown(head: Sequence[str], *lines: Sequence[str]) -> str:
     rule = ['---', *('---:' for _ in head[1:])]
     return ''.join('| ' + ' | '.join(line) + ' |\n' for line in (head, rule, *lines))
 

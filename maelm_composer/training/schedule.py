@@ -9,8 +9,8 @@ from maelm_composer.config import OptimizerConfig, Schedule, TrainingConfig
 def share_of_peak(config: OptimizerConfig, training: TrainingConfig) -> Callable[[int], float]:
     """A function from samples to the share of the peak learning rate: 0 to 1 in the warm-up, then the schedule.
 
-    A decay ends at ``max_samples``. That of a run that was extended first ended at each of ``extends``, and has
-    the values of the longer run from there on.
+    A decay ends at ``max_samples``. A run that was extended decayed to 0 at each of ``extends`` first; after each of
+    them the learning rate is that of the longer run.
     """
     ends = [*training.extends, training.max_samples]
     shares = {end: linear_warmup_and_decay(config.warmup_samples, end) for end in ends}

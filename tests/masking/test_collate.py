@@ -20,6 +20,7 @@ from maelm_composer.config import (
 )
 from maelm_composer.masking.batch import Batch
 from maelm_composer.masking.collate import MaskingCollator, build_collator
+from maelm_composer.masking.draw import count_visible
 
 V = 60
 MASK_ID = V - 1
@@ -99,7 +100,7 @@ def test_visible_tokens_positions_and_labels_rebuild_the_row(shape, masking, bui
     batch = Batch(*(tensor.numpy() for tensor in collate(collator, ids)))
     masked, fed = masked_sets(collate(collator, ids))
     assert batch.visible_index.shape == batch.input_ids.shape == batch.position_ids.shape
-    assert batch.visible_index.shape[1] == collator.visible_length(length)
+    assert batch.visible_index.shape[1] == count_visible(collator.masking, length)
     for r, row in enumerate(ids):
         index = batch.visible_index[r]
         used = index[index < length]

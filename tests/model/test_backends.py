@@ -10,7 +10,7 @@ from maelm_composer.masking.batch import Batch
 from maelm_composer.model.kernels.attention import attend
 from maelm_composer.model.kernels.backend import choose_backend
 from maelm_composer.model.kernels.flex import build_flex_bias
-from maelm_composer.model.kernels.recompute import recompute_layers
+from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model
 
 AUTO, DENSE, SDPA, FLEX = AttentionBackend

@@ -9,6 +9,7 @@ from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.masking.collate import build_collator
+from maelm_composer.masking.draw import count_visible
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, find_artefact
 from maelm_composer.suite.cost import cost_finetuning
@@ -33,7 +34,7 @@ def test_flops_are_those_of_the_batches_that_are_made(demo):
             continue
         config = demo.load_pretraining(step.model)
         collator, length = build_collator(config), config.model.max_seq_len
-        visible = int(collator.visible_length(length))
+        visible = count_visible(config.masking, length)
         masked = length if collator.predicts_every_token else round(0.15 * length)
         per_row = sum(count_forward_flops(config.model, visible, masked).values())
         assert count_training_flops(config) == 3 * 768 * per_row

@@ -1,5 +1,5 @@
 """Functions written by hand for speed, each beside a plain twin of the same signature.
 
-A kernel and its ``plain_`` twin are equal in value and in every gradient (tests/model/test_kernels.py). The twin says
-what is computed; the kernel only how.
+A kernel and its ``plain_`` twin are equal in value and in every gradient (tests/model/test_kernels.py). The twin
+defines the function; the kernel computes the same faster.
 """

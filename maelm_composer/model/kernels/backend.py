@@ -12,11 +12,8 @@ def choose_backend(
     """The kernel that is ``requested``; for ``auto``, the fastest one that the stack can use.
 
     On a CPU two matrix products are fastest: SDPA is slow once its bias needs a gradient, and FlexAttention has no
-    backward pass, so that ``flex`` stores its bias. FlexAttention has no attention dropout, no layers with two kinds
-    of attention and, on a GPU, no heads narrower than 16; such a stack uses SDPA on a GPU.
-
-    Args:
-        is_plain_self_attention: bidirectional, without cross-attention.
+    backward pass, so that ``flex`` stores its bias. FlexAttention needs bidirectional self-attention alone
+    (``is_plain_self_attention``) without dropout and, on a GPU, heads at least 16 wide; other stacks use SDPA on a GPU.
 
     Raises:
         InputError: the stack cannot use the requested ``flex``.

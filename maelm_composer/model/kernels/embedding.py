@@ -10,10 +10,9 @@ from torch.nn import functional
 def embed(table: Tensor, ids: Tensor, is_tied: bool = False) -> Tensor:
     """(V, D) table and ids of any shape -> the rows (..., D).
 
-    Args:
-        is_tied: the loss also reads the whole table, as the tied output layer does. An eager backward pass on a CPU
-            then hands autograd a sparse gradient, which autograd adds to the dense one in place. A dense gradient for
-            each use costs a (V, D) tensor of zeros and a sum, about 3 % of a step of 12 layers with 512 tokens.
+    ``is_tied``: the tied output layer also reads the whole table. An eager backward pass on a CPU then hands autograd a
+    sparse gradient, which autograd adds to the dense one in place. A dense gradient for each use costs a (V, D) tensor
+    of zeros and a sum, about 3 % of a step of 12 layers with 512 tokens.
     """
     if table.device.type != 'cpu':
         return plain_embed(table, ids)
