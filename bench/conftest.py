@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     test_quick repeats a part of the other tests, so only ``-k quick`` or its own name selects it.
     """
     named = {Path(argument.split('::')[0]).name for argument in config.args}
-    with _chdir(ROOT):
-        try:
-            left_out, made = [], {f'test_{found.name}.py' for found in load_suite(*_read_options(config)).artefacts}
-        except InputError as error:
-            raise pytest.UsageError(str(error)) from None
+    with _in_checkout():
+        made = {f'test_{found.name}.py' for found in load_suite(*_read_options(config)).artefacts}
+    left_out = []
     for item in items:
         if item.path.name in ARTEFACT_FILES:
             left_out += [item] if item.path.name not in made else []
@@ -77,13 +74,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """With ``--plan``: print the plan instead of running the tests."""
     if not session.config.option.plan:
         return None
-    with _chdir(ROOT):
-        try:
-            suite = load_suite(*_read_options(session.config))
-            device = describe_device(session.config.option.gpu, session.config.option.gpus)
-            print_plan(suite, plan_suite(suite, list_artefacts(session), device), device)
-        except InputError as error:
-            raise pytest.UsageError(str(error)) from None
+    with _in_checkout():
+        suite = load_suite(*_read_options(session.config))
+        device = describe_device(session.config.option.gpu, session.config.option.gpus)
+        print_plan(suite, plan_suite(suite, list_artefacts(session), device), device)
     return True
 
 
@@ -95,14 +89,14 @@ def list_artefacts(session: pytest.Session) -> list[Artefact]:
 
 @pytest.fixture(scope='session')
 def started(request: pytest.FixtureRequest) -> Iterator[tuple[Suite, Callable]]:
-    """What :func:`maelm_composer.suite.run.start_suite` yields for the artefacts of the collected tests."""
+    """The suite of the collected tests and a function that shows the time left, both from ``start_suite``."""
     capture, terminal = map(request.config.pluginmanager.getplugin, ('capturemanager', 'terminalreporter'))
 
     def show(line: str) -> None:
         with capture.global_and_fixture_disabled():
             terminal.write_line(line)
 
-    with _chdir(ROOT):
+    with _in_checkout():
         from maelm_composer.reporting.report import report
         from maelm_composer.suite.run import STOPPED, start_suite
 
@@ -169,14 +163,14 @@ def _read_options(config: pytest.Config) -> tuple[str, str | None, str, str | No
 
 
 @contextlib.contextmanager
-def _chdir(folder: Path) -> Iterator[None]:
-    """Work in the checkout, to which the paths of recipes and data are relative."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
+def _in_checkout() -> Iterator[None]:
+    """Work in the checkout, to which the paths of recipes and data are relative; bad input is a usage error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        try:
+            yield
+        except InputError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(scope='session')
@@ -203,8 +197,13 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
 
     new = {key(row) for row in rows}
     merged = [row for row in (read_csv(path) if path.exists() else []) if key(row) not in new] + rows
+    write_text(path, format_csv(merged))
+
+
+def format_csv(rows: list[dict[str, Any]]) -> str:
+    """``rows`` with a header that has every key; a key that a row lacks is an empty cell."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in merged for name in row)), lineterminator='\n')
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator='\n')
     writer.writeheader()
-    writer.writerows(merged)
-    write_text(path, text.getvalue())
+    writer.writerows(rows)
+    return text.getvalue()

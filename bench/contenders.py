@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,9 @@ from maelm_composer.masking.batch import Batch
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.model.maelm import build_model
+from maelm_composer.training.plan import FORWARD_AND_BACKWARD, count_positions
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
-FORWARD_AND_BACKWARD = 3
 # Untimed steps before the timed ones, in which the process allocates again the memory that it returned while idle. They
 # stop after SETTLING_SECONDS.
 SETTLING_STEPS, SETTLING_SECONDS, TIMED_STEPS = 3, 2.0, 2
@@ -77,13 +78,13 @@ class Contender:
     figures: Figures = field(default_factory=Figures)
 
 
-def make_recipe(shape: Shape, decoder: bool, decoder_buckets: int = 0, buckets: int = 32) -> PretrainingConfig:
+def make_recipe(shape: Shape, decoder: bool, buckets: int = 32) -> PretrainingConfig:
     model = ModelConfig(shape.vocab, shape.length, shape.layers, shape.size, shape.heads, 4 * shape.size, 0.0, 0.0)
     model.relative_position_buckets = buckets
     model.decoder = None
     if decoder:
         model.decoder = DecoderConfig(
-            shape.decoder_layers, shape.size, shape.heads, 4 * shape.size, relative_position_buckets=decoder_buckets
+            shape.decoder_layers, shape.size, shape.heads, 4 * shape.size, relative_position_buckets=0
         )
     recipe = PretrainingConfig(run_name='bench', save_folder='nowhere', model=model)
     recipe.masking.encoder_mask_fraction = 0.0 if decoder else 1.0
@@ -126,13 +127,12 @@ def make_ours(
     model.select_attention(attention, DEVICE)
     if compiled:
         model.compile(fullgraph=True, dynamic=False)
-    return Contender(make_step(model, lambda: model(batch).loss, precision), Figures(count_step_flops(recipe, batch)))
+    flops = count_step_flops(recipe, shape.batch)
+    return Contender(make_step(model, lambda: model(batch).loss, precision), Figures(flops))
 
 
-def count_step_flops(recipe: PretrainingConfig, batch: Batch) -> float:
-    rows, visible = batch.input_ids.shape
-    forward = count_forward_flops(recipe.model, visible, batch.predicted_index.shape[1])
-    return FORWARD_AND_BACKWARD * rows * sum(forward.values())
+def count_step_flops(recipe: PretrainingConfig, rows: int) -> float:
+    return FORWARD_AND_BACKWARD * rows * sum(count_forward_flops(recipe.model, *count_positions(recipe)).values())
 
 
 def make_hugging_face(
@@ -163,11 +163,7 @@ def make_hugging_face(
     else:
         model = RobertaForMaskedLM(RobertaConfig(**common, type_vocab_size=1))
     model.to(DEVICE)
-    inputs = {
-        'input_ids': batch.input_ids,
-        'attention_mask': torch.ones_like(batch.input_ids),
-        'labels': batch.labels,
-    }
+    inputs = {'input_ids': batch.input_ids, 'attention_mask': torch.ones_like(batch.input_ids), 'labels': batch.labels}
     if compiled:
         model.compile(dynamic=False)
     return Contender(make_step(model, lambda: model(**inputs).loss, precision))
@@ -216,6 +212,7 @@ class Roofline:
     def __init__(self, shape: Shape, precision: Precision) -> None:
         keep_freed_memory()
         dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
+        random = partial(torch.randn, dtype=dtype, device=DEVICE)
         rows, size, masked = shape.tokens, shape.size, shape.batch * round(0.15 * shape.length)
         whole = [(rows, size, 3 * size), (rows, size, size), (rows, size, 4 * size), (rows, 4 * size, size)]
         last = [(rows, size, 2 * size), (masked, size, size), (masked, size, size)]
@@ -225,15 +222,13 @@ class Roofline:
         for triples, times in ((whole, shape.layers - 1), (last, 1), (head, 1)):
             for m, k, n in triples:
                 for a, b in (((m, k), (k, n)), ((m, n), (n, k)), ((k, m), (m, n))):  # forward, input's, weight's
-                    self.products.append((self._random(a, dtype), self._random(b, dtype), times))
-        pairs, head_size = shape.batch * shape.heads, size // shape.heads
-        n = shape.length
+                    self.products.append((random(a), random(b), times))
+        pairs, head_size, n = shape.batch * shape.heads, size // shape.heads, shape.length
         for a, b in (((pairs, n, head_size), (pairs, head_size, n)), ((pairs, n, n), (pairs, n, head_size))):
-            self.products.append((self._random(a, dtype), self._random(b, dtype), 3 * (shape.layers - 1)))
+            self.products.append((random(a), random(b), 3 * (shape.layers - 1)))
         # The last layer's attention is not among the products; its time is extrapolated at their mean speed.
-        recipe = make_recipe(shape, decoder=False)
         own = sum(times * 2 * a.numel() * b.shape[-1] for a, b, times in self.products)
-        self.figures = Figures(count_step_flops(recipe, make_batch(recipe, shape.batch)))
+        self.figures = Figures(count_step_flops(make_recipe(shape, decoder=False), shape.batch))
         self.scale = self.figures.flops / own
 
     def measure(self) -> None:
@@ -248,7 +243,3 @@ class Roofline:
                 seconds += times * (time.perf_counter() - start)
             self.figures.seconds.append(self.scale * seconds)
             self.figures.others.append(others.share())
-
-    @staticmethod
-    def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, dtype=dtype, device=DEVICE)

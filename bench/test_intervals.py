@@ -7,32 +7,31 @@ is the logistic function of a sum of normal variables: one for the example, one 
 one for seed and example. Over other seeds and examples, the true difference of the models is zero.
 """
 
-import csv
-import io
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.conftest import format_csv
 from maelm_composer.files import write_text
 from maelm_composer.statistics import estimate_contrast, estimate_mean, measure_example_variance
 
-EXPERIMENTS, RESAMPLES, TAILS = 2000, 500, (2.5, 97.5)
+EXAMPLES, EXPERIMENTS, RESAMPLES, TAILS = 872, 2000, 500, (2.5, 97.5)
 # Standard deviations in logits of the variables of the seed, of model and example, and of seed and example.
 WORLDS = {'seeds differ most': (0.25, 0.3, 1.0), 'both': (0.1, 0.8, 1.0), 'examples differ most': (0.02, 1.2, 0.5)}
 Interval = tuple[float | None, float | None]
 
 
-def draw_differences(generator: np.random.Generator, seeds: int, examples: int, world: str) -> np.ndarray:
-    """(seeds, examples) difference of correctness: 1 if only the first model is right, -1 if only the second is."""
+def draw_differences(generator: np.random.Generator, seeds: int, world: str) -> np.ndarray:
+    """(seeds, EXAMPLES) difference of correctness: 1 if only the first model is right, -1 if only the second is."""
     of_seed, of_model, of_both = WORLDS[world]
-    difficulty = generator.normal(1.5, 2.0, examples)
+    difficulty = generator.normal(1.5, 2.0, EXAMPLES)
     answers = []
     for _ in range(2):
-        logits = difficulty + generator.normal(0, of_model, examples) + generator.normal(0, of_seed, (seeds, 1))
-        logits += generator.normal(0, of_both, (seeds, examples))
-        answers.append(generator.random((seeds, examples)) < 1 / (1 + np.exp(-logits)))
+        logits = difficulty + generator.normal(0, of_model, EXAMPLES) + generator.normal(0, of_seed, (seeds, 1))
+        logits += generator.normal(0, of_both, (seeds, EXAMPLES))
+        answers.append(generator.random((seeds, EXAMPLES)) < 1 / (1 + np.exp(-logits)))
     return answers[0].astype(float) - answers[1]
 
 
@@ -61,10 +60,10 @@ def estimate_by_seeds(found: np.ndarray) -> Interval:
     return interval.low, interval.high
 
 
-def measure_coverage(seeds: int, examples: int, world: str) -> dict[str, float]:
+def measure_coverage(seeds: int, world: str) -> dict[str, float]:
     """Method -> the share of simulated experiments whose interval contains zero."""
-    generator = np.random.default_rng([seeds, examples, list(WORLDS).index(world)])
-    of_seeds, of_examples = (generator.multinomial(n, [1 / n] * n, RESAMPLES) / n for n in (seeds, examples))
+    generator = np.random.default_rng([seeds, EXAMPLES, list(WORLDS).index(world)])
+    of_seeds, of_examples = (generator.multinomial(n, [1 / n] * n, RESAMPLES) / n for n in (seeds, EXAMPLES))
     methods: dict[str, Callable[[np.ndarray], Interval]] = {
         'bootstrap over seeds': lambda found: resample(found, of_seeds, None),
         't over seeds': estimate_by_seeds,
@@ -73,7 +72,7 @@ def measure_coverage(seeds: int, examples: int, world: str) -> dict[str, float]:
     }
     covered = dict.fromkeys(methods, 0)
     for _ in range(EXPERIMENTS):
-        found = draw_differences(generator, seeds, examples, world)
+        found = draw_differences(generator, seeds, world)
         for name, method in methods.items():
             low, high = method(found)
             assert low is not None
@@ -86,16 +85,12 @@ def test_coverage(request: pytest.FixtureRequest) -> None:
     rows = []
     for seeds in (3, 5):
         for world in WORLDS:
-            shares = measure_coverage(seeds, 872, world)
             rows += [
-                {'seeds': seeds, 'examples': 872, 'world': world, 'interval': name, 'coverage': round(share, 3)}
-                for name, share in shares.items()
+                {'seeds': seeds, 'examples': EXAMPLES, 'world': world, 'interval': name, 'coverage': round(share, 3)}
+                for name, share in measure_coverage(seeds, world).items()
             ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(rows)
-    print('', text.getvalue(), sep='\n')
+    text = format_csv(rows)
+    print('', text, sep='\n')
     if request.config.getoption('--record'):
-        write_text(Path(request.config.getoption('--results'), 'intervals.csv'), text.getvalue())
+        write_text(Path(request.config.getoption('--results'), 'intervals.csv'), text)
     assert all(row['coverage'] >= 0.9 for row in rows if row['interval'].endswith('(used)'))

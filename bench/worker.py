@@ -25,11 +25,7 @@ class Worker:
         self.figures = Figures()
 
     def run(self, act: Callable[[Contender], None]) -> None:
-        """Call ``act`` on the contender in its process and wait for the end.
-
-        Raises:
-            RuntimeError: the process died.
-        """
+        """Call ``act`` on the contender in its process, and wait. Raises RuntimeError if the process died."""
         try:
             self._pipe.send(act)
             self.figures = self._pipe.recv()

@@ -111,9 +111,7 @@ def measure_example_variance(groups: Sequence[tuple[float, np.ndarray]]) -> Exam
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction: adjusted p-values, to be compared with one level."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+    found = np.asarray(p_values, dtype=float)
+    order, adjusted = np.argsort(found, kind='stable'), np.empty_like(found)
+    adjusted[order] = np.maximum.accumulate(np.arange(len(found), 0, -1) * found[order]).clip(max=1)
+    return adjusted.tolist()

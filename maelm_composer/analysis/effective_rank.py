@@ -36,8 +36,8 @@ class Gram:
         """The Gram matrix of the rows of both."""
         both = Gram(len(self.total), self.total.device)
         both.count = self.count + other.count
-        both.total += self.total + other.total.to(both.total.device)
-        both.matrix += self.matrix + other.matrix.to(both.matrix.device)
+        both.total = self.total + other.total
+        both.matrix = self.matrix + other.matrix
         return both
 
     def get_moment(self, centered: bool = False) -> Tensor:

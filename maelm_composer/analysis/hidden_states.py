@@ -1,7 +1,7 @@
 """Batches of the same rows with and without [MASK], the input of every rank measurement."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class View:
     is_masked: Tensor  # True for the real tokens that are [MASK] in ``masked_ids``
 
     def to(self, device: torch.device) -> 'View':
-        return View(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return View(**{name: tensor.to(device) for name, tensor in vars(self).items()})
 
     def number_sequences(self) -> Tensor:
         """(B, S) a number for each position that identifies its row and block."""
@@ -83,17 +83,12 @@ def split_blocks(view: View, pad_id: int) -> Iterator[View]:
         for segment in range(1, int(segments.max()) + 1)
     ]
     pieces.sort(key=len, reverse=True)
+    fills = {'plain_ids': pad_id, 'masked_ids': pad_id, 'position_ids': 0, 'is_real': 0, 'is_masked': 0}
+    flat = {name: functional.pad(getattr(view, name).flatten(), (0, 1), value=fill) for name, fill in fills.items()}
     while pieces:
         count = max(rows * length // len(pieces[0]), 1)
         # (B, S) index into the flattened packed rows; padding has the index after the last position.
         index = nn.utils.rnn.pad_sequence(pieces[:count], batch_first=True, padding_value=rows * length)
-
-        def take(name: str, fill: int, index: Tensor = index) -> Tensor:
-            return functional.pad(getattr(view, name).flatten(), (0, 1), value=fill)[index]
-
-        yield View(
-            **{name: take(name, pad_id) for name in ('plain_ids', 'masked_ids')},
-            **{name: take(name, 0) for name in ('position_ids', 'is_real', 'is_masked')},
-            segment_ids=(index < rows * length).long(),
-        )
+        taken = {name: values[index] for name, values in flat.items()}
+        yield View(**taken, segment_ids=(index < rows * length).long())
         pieces = pieces[count:]

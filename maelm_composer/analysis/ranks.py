@@ -60,17 +60,14 @@ def analyze_ranks(
     implementation: Implementation = Implementation.auto,
     folder: str | None = None,
 ) -> RankRecord:
-    """Measure ``checkpoint``, or return the record ``folder``/<key>.json of an earlier, identical measurement.
+    """Measure ``checkpoint``, or return the record ``folder``/<key>.json (docs/analysis.md) of an earlier, equal call.
 
     Args:
         checkpoint: as in :func:`load_pretrained`.
         data: shards with the validation rows to read; default: those of the checkpoint's recipe.
         text: globs of text files to read instead of shards.
-        folder: default: that of :func:`find_rank_folder`, to which a record in the working directory's ranks/ is
-            copied, where earlier versions wrote it.
-
-    Returns:
-        The record, see docs/analysis.md.
+        folder: default: that of :func:`find_rank_folder`. A record in ./ranks/, where earlier versions wrote, is copied
+            there.
 
     Raises:
         InputError: an option is out of range, checkpoint or rows cannot be read, or the rows have fewer tokens than the

@@ -53,18 +53,16 @@ def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -
     _check(curve)
     if not math.isfinite(target):
         raise InputError(f'target {target}: not a number')
-    before: ScoredCheckpoint | None = None
-    for point in curve:
-        if point.median >= target:
-            cost = point.get_cost(axis)
-            if before is None:
-                return Arrival(cost, cost, starts_above=True)
-            start = before.get_cost(axis)
-            way = (target - before.median) / (point.median - before.median)
-            # Rounding must not make the interpolated cost exceed the checkpoint's.
-            return Arrival(cost, min(start + way * (cost - start), cost), starts_above=False)
-        before = point
-    return Arrival(math.inf, math.inf, starts_above=False)
+    first = next((i for i, point in enumerate(curve) if point.median >= target), None)
+    if first is None:
+        return Arrival(math.inf, math.inf, starts_above=False)
+    point, cost = curve[first], curve[first].get_cost(axis)
+    if first == 0:
+        return Arrival(cost, cost, starts_above=True)
+    before, start = curve[first - 1], curve[first - 1].get_cost(axis)
+    way = (target - before.median) / (point.median - before.median)
+    # Rounding must not make the interpolated cost exceed the checkpoint's.
+    return Arrival(cost, min(start + way * (cost - start), cost), starts_above=False)
 
 
 def _check(curve: Sequence[ScoredCheckpoint]) -> None:

@@ -61,11 +61,10 @@ def score(evidence: Evidence, model: Model, column: Column, samples: int | None 
 def _influence_of_median(
     records: Sequence[FinetuningRecord], read: Callable[[FinetuningRecord], float], metric: str
 ) -> np.ndarray:
-    """(examples,) in percent: those of the median record, or the mean of the two middle ones."""
+    """(examples,) influences of the median record in percent, or the mean of those of the two middle records."""
     ordered = sorted(records, key=read)
     middle = {(len(ordered) - 1) // 2, len(ordered) // 2}
-    found: np.ndarray = np.mean([100 * unpack_numbers(ordered[i].influences[metric]) for i in middle], axis=0)
-    return found
+    return np.mean([100 * unpack_numbers(ordered[i].influences[metric]) for i in middle], axis=0)
 
 
 def measure_runs(
@@ -130,10 +129,10 @@ def finetuned_rank_curve(evidence: Evidence, model: Model, task: str) -> dict[fl
 
 
 def combine(parts: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell:
-    """Σ weight × cell; missing where one of them is, or where cells are to be paired and have no seed in common.
+    """Σ weight × cell; missing where a cell is missing, or where paired cells have no seed in common.
 
     Args:
-        is_paired: by pretraining seed. Cells of models of different sizes are independent instead.
+        is_paired: by pretraining seed; cells of models of different sizes are independent.
     """
     terms = tuple(
         replace(term, weight=weight * term.weight, group=term.group if is_paired else number)
@@ -198,10 +197,9 @@ def _gather(
     found: Sequence[tuple[PretrainingRecord, Sequence[FinetuningRecord | RankRecord], Sequence[float]]],
     notes: Sequence[str] = (),
 ) -> Cell:
-    """The cell of one number of ``model``.
+    """The cell of one number of ``model``; ``what`` names the number in messages.
 
     Args:
-        what: the task or the kind of measurement, for messages.
         found: for each pretraining run its record, its other records, and one value for each fine-tuning seed.
     """
     if not found:

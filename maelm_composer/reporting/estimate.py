@@ -14,8 +14,7 @@ class Term:
 
     weight: float
     values: Mapping[int, Sequence[float]]  # pretraining seed -> one value for each fine-tuning seed
-    # Only of scores: a name for the set of development examples, and for each pretraining seed the influence of every
-    # example on the median, (examples,).
+    # Of scores: the name of a development set; pretraining seed -> (examples,) influence of each on the median.
     sample: str = ''
     influences: Mapping[int, np.ndarray] = field(default_factory=dict)
     group: int = 0  # terms of one group are paired by pretraining seed; groups are independent of each other
@@ -38,8 +37,7 @@ class Estimate:
 def estimate(terms: Sequence[Term]) -> Estimate:
     """Σ weight × median over fine-tuning seeds, averaged over pretraining seeds.
 
-    Within a group only pretraining seeds that every term has count. ``pretraining_seeds`` is that of the group with the
-    fewest.
+    Seeds that a term of a group lacks are left out of the group. ``pretraining_seeds`` is the least of all groups.
     """
     groups = [[term for term in terms if term.group == group] for group in sorted({term.group for term in terms})]
     sums = [sum_by_seed(of_group) for of_group in groups]
@@ -79,7 +77,7 @@ def sum_by_seed(terms: Sequence[Term]) -> dict[int, float]:
 def slope_weights(x: Sequence[float]) -> list[float]:
     """Weights that make a weighted sum of y the least-squares slope of y over ``x``."""
     centred = np.asarray(x, float) - np.mean(x)
-    return [float(weight) for weight in centred / np.sum(centred**2)]
+    return (centred / np.sum(centred**2)).tolist()
 
 
 def _measure_examples(groups: Sequence[Sequence[Term]]) -> list[ExampleVariance]:

@@ -72,7 +72,8 @@ class Evidence:
         """
         pairs = []
         for run in self.find_runs(model):
-            found = [record for record in self.ranks if _is_of(record, run, run.samples)]
+            last = run.run_name, run.samples
+            found = [r for r in self.ranks if (r.checkpoint.run_name, r.checkpoint.samples) == last]
             if len(found) > 1:
                 keys = ', '.join(record.key for record in found)
                 raise InputError(f'{len(found)} rank records of {run.run_name} ({keys}): keep one')
@@ -98,7 +99,7 @@ class Evidence:
     ) -> list[tuple[PretrainingRecord, list[FinetuningRecord]]]:
         """(pretraining run, its fine-tuning records of ``task``, one for each seed) for the runs of ``model``.
 
-        The records are those of the point of the search space that a sweep would select.
+        All records are at the point of the search space that a sweep would select.
 
         Args:
             samples: names the checkpoint; None: the last one of each run.
@@ -176,10 +177,6 @@ def read_evidence(records: Path, scale: str) -> Evidence:
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(encoding='utf-8', newline='') as file:
         return list(csv.DictReader(file))
-
-
-def _is_of(record: FinetuningRecord | RankRecord, run: PretrainingRecord, samples: int) -> bool:
-    return (record.checkpoint.run_name, record.checkpoint.samples) == (run.run_name, samples)
 
 
 def _assert_one_experiment(records: list[FinetuningRecord], where: str) -> None:

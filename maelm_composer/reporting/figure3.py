@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, replace
 
-from maelm_composer.analysis.time_to_accuracy import Axis, ScoredCheckpoint, find_arrival
+from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, ScoredCheckpoint, find_arrival
 from maelm_composer.records import FinetuningRecord
-from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
+from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Role, columns_of
 from maelm_composer.reporting.cells import Cell, constant_score, explain_absence, score
 from maelm_composer.reporting.estimate import Term, estimate
 from maelm_composer.reporting.row_builder import BOTH, CONSTANT, PERCENT, RowBuilder
@@ -24,22 +24,26 @@ class _Pair:
     points: list[ScoredCheckpoint]
     baseline: ScoredCheckpoint
 
+    def find_arrival(self, axis: Axis) -> Arrival:
+        return find_arrival(self.points, self.baseline.median, axis)
+
     @property
     def share(self) -> float:
         """MAE-LM's hours to RoBERTa's final score over RoBERTa's hours."""
-        arrival = find_arrival(self.points, self.baseline.median, Axis.hours)
-        return arrival.interpolated / self.baseline.get_cost(Axis.hours)
+        return self.find_arrival(Axis.hours).interpolated / self.baseline.hours
 
 
 def build_figure3(builder: RowBuilder) -> list[Row]:
     """Score and cost of every recorded checkpoint, then the cost of RoBERTa's final accuracy on every axis."""
-    column = columns_of(builder.scale, Role.mnli)[0]
-    rows = [builder.value(CONSTANT, column.name, PERCENT, constant_score(builder.evidence, ROBERTA, column))]
-    for model in BOTH:
-        curve = _score_checkpoints(builder, model, column)
+    column, evidence = columns_of(builder.scale, Role.mnli)[0], builder.evidence
+    rows = [builder.value(CONSTANT, column.name, PERCENT, constant_score(evidence, ROBERTA, column))]
+    curves = {
+        model: {at: score(evidence, model, column, at) for at in evidence.checkpoints_with(model, column.task)}
+        for model in BOTH
+    }
+    for model, curve in curves.items():
         if not curve:
-            reason = explain_absence(builder.evidence, model, column.task)
-            rows.append(builder.value(model.label, column.name, PERCENT, Cell(missing=reason)))
+            rows.append(builder.value(model.label, column.name, PERCENT, score(evidence, model, column)))
         for samples, cell in curve.items():
             paper = builder.paper_of(model, column.name) if samples == max(curve) else None
             rows.append(builder.value(model.label, column.name, PERCENT, cell, paper).at(samples, 'samples'))
@@ -49,34 +53,33 @@ def build_figure3(builder: RowBuilder) -> list[Row]:
                 if not all(costs.values()):
                     cost = Cell(missing=f'a record of {model.run_name(builder.scale)} holds no {axis.name}')
                 rows.append(builder.value(model.label, axis.name, UNITS[axis], cost).at(samples, 'samples'))
-    return rows + _compare(builder, column)
+    return rows + _compare(builder, column, curves[MAE_LM])
 
 
-def _compare(builder: RowBuilder, column: Column) -> list[Row]:
+def _compare(builder: RowBuilder, column: Column, curve: dict[int, Cell]) -> list[Row]:
     """MAE-LM's cost of RoBERTa's final accuracy, and as a share of RoBERTa's time: the claim."""
-    goal, curve = score(builder.evidence, ROBERTA, column), _score_checkpoints(builder, MAE_LM, column)
-    pairs = _pair(builder, column, goal, curve)
+    goal = score(builder.evidence, ROBERTA, column)
+    pairs, missing = _pair(builder, column, goal, curve)
     paper = builder.paper((MAE_LM.label,), SHARE)
     cells = (goal, *curve.values())
     source = Cell(
         runs=tuple(run for cell in cells for run in cell.runs),
         records=tuple(record for cell in cells for record in cell.records),
-        missing=pairs if isinstance(pairs, str) else '',
+        missing=missing,
     )
     rows = []
     for axis in Axis:
         for way in ('first crossing', 'interpolated'):
             cell = source
-            if not isinstance(pairs, str) and axis is Axis.flops and not all(run.flops for run in source.runs):
+            if pairs and axis is Axis.flops and not all(run.flops for run in source.runs):
                 cell = Cell(missing='a pretraining record holds no flops')
-            elif not isinstance(pairs, str):
-                arrivals = {s: find_arrival(pair.points, pair.baseline.median, axis) for s, pair in pairs.items()}
-                costs = {seed: [getattr(found, way.replace(' ', '_'))] for seed, found in arrivals.items()}
+            elif pairs:
+                attribute = way.replace(' ', '_')
+                costs = {seed: [getattr(pair.find_arrival(axis), attribute)] for seed, pair in pairs.items()}
                 cell = replace(source, terms=(Term(1.0, costs),))
             rows.append(builder.value(ARRIVAL, f'{axis.name}, {way}', UNITS[axis], cell))
-    where = ARRIVAL, SHARE, 'share'
-    if isinstance(pairs, str):
-        return [*rows, builder.make(where, source, None, paper, '', True)]
+    if missing:
+        return [*rows, builder.value(ARRIVAL, SHARE, 'share', source, paper)]
     # The claim is about a share of one: its difference to one is tested.
     found = replace(
         estimate([Term(1.0, {seed: [pair.share - 1] for seed, pair in pairs.items()})]),
@@ -86,11 +89,11 @@ def _compare(builder: RowBuilder, column: Column) -> list[Row]:
     assert isinstance(record, FinetuningRecord)
     constant = 100 * record.baseline
     verdict = _judge(builder.scale, list(pairs.values()), constant) or judge_claim(builder.scale, found, False)
-    if any(find_arrival(pair.points, pair.baseline.median, Axis.hours).starts_above for pair in pairs.values()):
+    if any(pair.find_arrival(Axis.hours).starts_above for pair in pairs.values()):
         verdict += "; MAE-LM's first recorded checkpoint is there already, so it is an upper bound"
     low, high = (None if bound is None else 1 + bound for bound in (found.low, found.high))
     found = replace(found, value=1 + found.value, low=low, high=high)
-    return [*rows, builder.make(where, source, found, paper, verdict, True)]
+    return [*rows, builder.make((ARRIVAL, SHARE, 'share'), source, found, paper, verdict, True)]
 
 
 def _judge(scale: str, pairs: list[_Pair], constant: float) -> str:
@@ -105,30 +108,24 @@ def _judge(scale: str, pairs: list[_Pair], constant: float) -> str:
     return ''
 
 
-def _pair(builder: RowBuilder, column: Column, goal: Cell, curve: dict[int, Cell]) -> dict[int, _Pair] | str:
-    """Pretraining seed -> both models' checkpoints, for the seeds that both have; or why there is no such seed."""
+def _pair(builder: RowBuilder, column: Column, goal: Cell, curve: dict[int, Cell]) -> tuple[dict[int, _Pair], str]:
+    """Pretraining seed -> both models' checkpoints, for the seeds that both have; and why there is no such seed."""
     if goal.missing:
-        return goal.missing
+        return {}, goal.missing
     if not curve:
-        return explain_absence(builder.evidence, MAE_LM, column.task)
+        return {}, explain_absence(builder.evidence, MAE_LM, column.task)
     if len(curve) == 1:
-        return 'one checkpoint of MAE-LM is fine-tuned: its arrival can only be found from earlier ones, too'
+        return {}, 'one checkpoint of MAE-LM is fine-tuned: its arrival can only be found from earlier ones, too'
     target, found = _read(goal), [_read(cell, samples) for samples, cell in curve.items()]
     pairs = {}
     for seed in sorted(set(target).intersection(*found)):
         checkpoints = [target[seed], *(of_seed[seed] for of_seed in found)]
         common = sorted(set.intersection(*(set(checkpoint.scores) for checkpoint in checkpoints)))
         if not common:
-            return f'the checkpoints of pretraining seed {seed} have no fine-tuning seed in common'
+            return {}, f'the checkpoints of pretraining seed {seed} have no fine-tuning seed in common'
         baseline, *points = (replace(c, scores={s: c.scores[s] for s in common}) for c in checkpoints)
         pairs[seed] = _Pair(points, baseline)
-    return pairs or 'no pretraining seed has both models'
-
-
-def _score_checkpoints(builder: RowBuilder, model: Model, column: Column) -> dict[int, Cell]:
-    """Samples -> score of the checkpoint there."""
-    found = builder.evidence.checkpoints_with(model, column.task)
-    return {samples: score(builder.evidence, model, column, samples) for samples in found}
+    return pairs, '' if pairs else 'no pretraining seed has both models'
 
 
 def _read(cell: Cell, samples: int | None = None) -> dict[int, ScoredCheckpoint]:

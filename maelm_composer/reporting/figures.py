@@ -31,6 +31,7 @@ RC_PARAMS: Any = {
     'axes.axisbelow': True,
     'grid.color': '#dddddd',
     'axes.titlesize': 10,
+    'axes.titlelocation': 'left',
     'legend.frameon': False,
     'legend.fontsize': 9,
 }
@@ -216,9 +217,7 @@ def _plot(panel: Axes, points: Points, label: str | None, style: Style) -> None:
 
 
 def _finish(panel: Axes, title: str, x_label: str, y_label: str, whole: bool = True) -> None:
-    panel.set_title(title, loc='left')
-    panel.set_xlabel(x_label)
-    panel.set_ylabel(y_label)
+    panel.set(title=title, xlabel=x_label, ylabel=y_label)
     if whole:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.ticklabel_format(axis='y', useOffset=False)

@@ -50,36 +50,32 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
     return rows
 
 
-def _measure_loss(evidence: Evidence, model: Model) -> Cell:
-    return measure_runs(evidence, model, 'validation loss', lambda run: run.eval_loss)
-
-
 def _measure_departure(evidence: Evidence, model: Model) -> Cell:
-    return measure_runs(evidence, model, METRICS, lambda run: _find_departure(evidence, run))
-
-
-NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's number is read
-    'eval_loss': ('nats', _measure_loss),
-    **{key: (RANK, partial(rank, key=key)) for key in (REAL, WITH_MASKS, MASKS)},
-    DEPARTURE: ('tokens', _measure_departure),
-    **{column.name: (PERCENT, partial(score, column=column)) for column in (*QUICK_COLUMNS, QUICK_AVERAGE)},
-}
-
-
-def _find_departure(evidence: Evidence, run: PretrainingRecord) -> float | None:
     """Tokens until the mean training loss of a window is a nat below that of the first window; inf: never.
 
     The head's bias starts at the unigram distribution, so the first window's loss is the unigram entropy.
     """
-    curve = evidence.curves.get(run.run_name, [])
-    losses = [float(row['train_loss']) for row in curve]
-    means = [sum(losses[start : start + WINDOW]) / WINDOW for start in range(len(losses) - WINDOW + 1)]
-    if not means:
-        return None
-    first = next((start for start, mean in enumerate(means) if mean < means[0] - DEPARTURE_NATS), None)
-    if first is None:
-        return math.inf
-    return int(curve[first + WINDOW - 1]['samples']) * run.tokens / run.samples
+
+    def find(run: PretrainingRecord) -> float | None:
+        curve = evidence.curves.get(run.run_name, [])
+        losses = [float(row['train_loss']) for row in curve]
+        means = [sum(losses[start : start + WINDOW]) / WINDOW for start in range(len(losses) - WINDOW + 1)]
+        if not means:
+            return None
+        first = next((start for start, mean in enumerate(means) if mean < means[0] - DEPARTURE_NATS), None)
+        if first is None:
+            return math.inf
+        return int(curve[first + WINDOW - 1]['samples']) * run.tokens / run.samples
+
+    return measure_runs(evidence, model, METRICS, find)
+
+
+NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's number is read
+    'eval_loss': ('nats', partial(measure_runs, what='validation loss', read=lambda run: run.eval_loss)),
+    **{key: (RANK, partial(rank, key=key)) for key in (REAL, WITH_MASKS, MASKS)},
+    DEPARTURE: ('tokens', _measure_departure),
+    **{column.name: (PERCENT, partial(score, column=column)) for column in (*QUICK_COLUMNS, QUICK_AVERAGE)},
+}
 
 
 def _claim(

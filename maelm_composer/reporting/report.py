@@ -34,14 +34,11 @@ BUILDERS: dict[str, Callable[[RowBuilder], list[Row]]] = {
     'ladder': build_ladder,
 }
 
-PUBLISHED = 'results/paper'  # of the working folder or the package, wherever the measured results are
+PUBLISHED = 'results/paper'  # in the working folder, else in the package; not beside the measured results
 
 
 def report(scale: str, results: Path) -> Path:
-    """Make every CSV file, every figure and the page of ``results``/``scale`` from its records.
-
-    Returns:
-        The path of the page.
+    """Make every CSV file, every figure and the page of ``results``/``scale`` from its records; return the page's path.
 
     Raises:
         InputError: no records, or records that contradict each other.
@@ -64,11 +61,7 @@ def report(scale: str, results: Path) -> Path:
 
 
 def write_tables(scale: str, results: Path) -> None:
-    """Make every CSV file of ``results``/``scale`` from its records.
-
-    Raises:
-        InputError: as :func:`report`.
-    """
+    """Make every CSV file of ``results``/``scale`` from its records. Raises InputError as :func:`report`."""
     _write(results / scale, build_tables(scale, results))
 
 

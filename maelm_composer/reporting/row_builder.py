@@ -18,7 +18,7 @@ PERCENT, POINTS, RANK = 'percent', 'points', 'rank'
 
 @dataclass(frozen=True)
 class Claim:
-    """A difference or a slope of ours, about which the paper says whether it is above or below zero."""
+    """A difference or a slope of ours that the paper claims to be above zero, or below."""
 
     row: str
     column: str
@@ -60,11 +60,7 @@ class RowBuilder:
         return self.make((row, column, unit), cell, known, paper, verdict, is_comparable(self.scale))
 
     def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
-        """A row with a verdict for each of ``claims``, which are one family for Holm's correction.
-
-        Args:
-            expects_more: whether the paper claims more than zero, or less.
-        """
+        """A row with a verdict for each of ``claims`` (above zero, or below), one family for Holm's correction."""
         tested = {i: e.p for i, c in enumerate(claims) if (e := c.cell.estimate) is not None and e.p is not None}
         adjusted = dict(zip(tested, adjust_holm(list(tested.values())), strict=True))
         rows = []
@@ -89,12 +85,7 @@ class RowBuilder:
         verdict: str,
         is_compared: bool,
     ) -> Row:
-        """The row at ``where``: row, column and unit.
-
-        Args:
-            found: None: ``cell`` says why there is no number.
-            is_compared: whether the row has the difference to the paper's number.
-        """
+        """The row at ``where`` (row, column, unit); ``is_compared``: with the difference to the paper's number."""
         if found is None:
             return Row(self.scale, self.artefact, *where, paper=paper, note=cell.missing)
         return Row(

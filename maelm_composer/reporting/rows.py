@@ -38,7 +38,7 @@ class Row:
     row: str
     column: str
     unit: str
-    x: float | None = None  # where the point lies in a figure; x_unit says of what
+    x: float | None = None  # position of the point on a figure's x axis, in x_unit
     x_unit: str = ''
     value: float | None = None
     low: float | None = None
@@ -48,7 +48,7 @@ class Row:
     examples: int = 0
     p: float | None = None
     detectable: float | None = None
-    margin: float | None = None  # of a claim: a smaller difference is none
+    margin: float | None = None  # of a claim: a smaller difference counts as none
     paper: float | None = None
     difference: float | None = None
     verdict: str = ''
@@ -66,13 +66,12 @@ HEADER = [f.name for f in fields(Row) if f.name != 'trace'] + [f.name for f in f
 
 def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[FinetuningRecord | RankRecord] = ()) -> Trace:
     """Provenance of a number computed from pretraining ``runs`` and from fine-tuning or rank records ``others``."""
-    by_name, by_key = {run.run_name: run for run in runs}, {record.key: record for record in others}
-    trained = [by_name[name] for name in sorted(by_name)]
-    found = [by_key[key] for key in sorted(by_key)]
+    trained = [run for _, run in sorted({run.run_name: run for run in runs}.items())]
+    found = [record for _, record in sorted({record.key: record for record in others}.items())]
     both: list[PretrainingRecord | FinetuningRecord | RankRecord] = [*trained, *found]
     timed = [record for record in both if not isinstance(record, RankRecord)]
     return Trace(
-        run_keys=_join([*sorted(by_name), *sorted(by_key)]),
+        run_keys=_join([*(run.run_name for run in trained), *(record.key for record in found)]),
         recipe_hash=_join(run.provenance.recipe_hash for run in trained),
         git_revision=_join(record.provenance.git_revision for record in both),
         data_hash=_join(record.data_hash for record in both),
@@ -116,7 +115,7 @@ def load_published(folder: Path) -> dict[tuple[str, str, str], float]:
         raise InputError(f'no published numbers in {folder}: without that folder, those of the package are used')
     published: dict[tuple[str, str, str], float] = {}
     for path in paths:
-        for line in read_csv(path):  # the GLUE averages that Tables 1 and 2 share agree
+        for line in read_csv(path):  # Tables 1 and 2 print the same GLUE averages
             published.setdefault((line['setting'], line['row'], line['column']), float(line['value']))
     return published
 

@@ -1,6 +1,7 @@
 """Tables 1 to 3 and that of own tasks as rows: the numbers of every model, then one row for each claim."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
@@ -28,8 +29,8 @@ from maelm_composer.reporting.rows import Row
 
 
 def build_table1(builder: RowBuilder) -> list[Row]:
-    glue, squad = (columns_of(builder.scale, role) for role in (Role.glue, Role.squad))
-    return _compare(builder, [*glue, average_column(builder.scale), *squad])
+    scale = builder.scale
+    return _compare(builder, [*columns_of(scale, Role.glue), average_column(scale), *columns_of(scale, Role.squad)])
 
 
 def build_own(builder: RowBuilder) -> list[Row]:
@@ -82,13 +83,9 @@ def build_table3(builder: RowBuilder) -> list[Row]:
     mnli, squad = tasks_of(builder.scale, (Role.mnli, Role.squad))
     rows, claims = [], []
     for column, published in (('pretrained', 'pretrained'), (mnli, 'mnli'), (squad, 'squad2')):
-        cells = {}
-        for model in BOTH:
-            if column == 'pretrained':
-                cells[model] = rank(builder.evidence, model, 'rank_real')
-            else:
-                cells[model] = finetuned_rank(builder.evidence, model, column)
-            rows.append(builder.value(model.label, column, RANK, cells[model], builder.paper_of(model, published)))
-        gap, margin = subtract(cells[MAE_LM], cells[ROBERTA]), rank_margin(cells[ROBERTA])
-        claims.append(Claim(GAP, column, gap, builder.paper_gap(published), margin))
+        read = partial(rank, key='rank_real') if column == 'pretrained' else partial(finetuned_rank, task=column)
+        theirs, ours = (read(builder.evidence, model) for model in BOTH)
+        for model, cell in zip(BOTH, (theirs, ours), strict=True):
+            rows.append(builder.value(model.label, column, RANK, cell, builder.paper_of(model, published)))
+        claims.append(Claim(GAP, column, subtract(ours, theirs), builder.paper_gap(published), rank_margin(theirs)))
     return rows + builder.claims(RANK, *claims)

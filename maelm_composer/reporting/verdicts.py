@@ -23,7 +23,7 @@ def is_comparable(scale: str) -> bool:
 
 
 def judge_value(scale: str, found: Estimate, paper: float | None) -> str:
-    """How a number compares with the paper's; below base, that it does not."""
+    """Where the paper's number lies relative to ``found``; below base, that the two are not comparable."""
     if not is_comparable(scale):
         return NOT_COMPARABLE
     if paper is None:

@@ -65,11 +65,7 @@ def cost_finetuning(config: FinetuningConfig, model: ModelConfig, task_name: str
 
 
 def _measure(task: Task, config: TaskDataConfig) -> tuple[int, int, int]:
-    """As :data:`TASK_SIZES`. The files of an own task are read.
-
-    Raises:
-        InputError: a file cannot be read, or the rows are in a data set.
-    """
+    """As :data:`TASK_SIZES`; those of an own task from its files. Raises InputError where they cannot be read."""
     if not task.is_own:
         return TASK_SIZES[task.name]
     if task.dataset is not None:

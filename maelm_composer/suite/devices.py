@@ -107,5 +107,5 @@ def _list_gpus() -> list[str]:
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]
     except (OSError, subprocess.CalledProcessError):
         return []
-    visible = os.environ.get('CUDA_VISIBLE_DEVICES')  # nvidia-smi ignores it; all GPUs are assumed to be of one kind
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')  # nvidia-smi ignores this; the GPUs are assumed to be of one kind
     return found if visible is None else found[: len(list(filter(None, visible.split(','))))]

@@ -24,11 +24,7 @@ COLORS = {HOLDS: 'green', FAILS: 'red', NO_DIFFERENCE: 'cyan', UNDECIDED: 'yello
 
 
 def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:
-    """Print tables whole, and the claims of every figure.
-
-    Args:
-        tables: artefact name -> rows
-    """
+    """Print tables whole, and the claims of every figure; ``tables``: artefact name -> rows."""
     console = open_console()
     for name, rows in tables.items():
         console.print(Text(find_artefact(name).title, 'bold'))
