@@ -61,7 +61,7 @@ def _tell_version(is_wanted: bool) -> None:
 
 @app.callback()
 def _begin(
-    version: Annotated[bool, typer.Option('--version', callback=_tell_version, is_eager=True, help='Show it.')] = False,
+    version: Annotated[bool, typer.Option('--version', callback=_tell_version, is_eager=True, help='Version.')] = False,
 ) -> None:
     pass
 
@@ -243,8 +243,7 @@ def rank(
 
 @app.command()
 def report(
-    scale: Scale,
-    results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results'),
+    scale: Scale, results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results')
 ) -> None:
     """Rebuild the tables, figures and page of a scale from its records. Needs no torch."""
     from maelm_composer.reporting.report import build_tables

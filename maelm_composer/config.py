@@ -190,7 +190,6 @@ class TaskDataConfig:
     folder: str | None = None  # files: holds glue/<task>/*.parquet and squad_v2/*.parquet
     max_train_examples: int | None = None  # a sample, equal for all models and seeds; null: all
     max_train_examples_of: dict[str, int] = field(default_factory=dict)  # by task, overrides the number for all
-
     max_dev_examples: int | None = None  # likewise of each evaluation split; null: all
 
     def limit(self, task_name: str) -> int | None:

@@ -27,11 +27,7 @@ class Key:
 
 
 def list_keys(kind: str, section: str = '') -> list[Key]:
-    """The keys of a kind of recipe, in their order in the source.
-
-    Args:
-        kind: one of :data:`KINDS`.
-        section: only this key and those below it.
+    """The keys of a ``kind`` of recipe, in the order of config.py; of a ``section``, this key and those below it.
 
     Raises:
         InputError: an unknown kind, or a section that has no key.
@@ -69,24 +65,15 @@ def _walk(root: type, prefix: str) -> Iterator[Key]:
     types = get_type_hints(root)
     for field in dataclasses.fields(root):
         name = prefix + field.name
-        nested, suffix = _find_section(types[field.name])
-        if nested is not None:
-            yield from _walk(nested, f'{name}{suffix}.')
+        annotation = types[field.name]
+        section: Any = next(filter(dataclasses.is_dataclass, (annotation, *get_args(annotation))), None)
+        if section is not None:
+            suffix = {list: '[]', dict: '.<name>'}.get(get_origin(annotation), '')
+            yield from _walk(section, f'{name}{suffix}.')
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        values = _describe_type(types[field.name], field.metadata)
+        values = _describe_type(annotation, field.metadata)
         yield Key(name, values, _format_default(default), meanings.get(field.name, ''))
-
-
-def _find_section(annotation: Any) -> tuple[type | None, str]:
-    """The dataclass that holds the keys below a key, and what stands between their names; None for a plain value."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    suffix = {list: '[]', dict: '.<name>'}.get(origin, '') if origin is not None else ''
-    for candidate in (annotation, *arguments):
-        if dataclasses.is_dataclass(candidate):
-            assert isinstance(candidate, type)
-            return candidate, suffix
-    return None, ''
 
 
 def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:

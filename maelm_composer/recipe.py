@@ -89,7 +89,7 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 def _to_plain(value: Any, annotation: Any) -> Any:
-    """``value`` of a field so annotated; a whole number given for a float becomes one, so that hashes are equal."""
+    """``value`` of a field with this annotation; an int in a float field becomes a float, so 1 and 1.0 hash equally."""
     if dataclasses.is_dataclass(value):
         return to_plain(value)
     if isinstance(value, enum.Enum):
@@ -153,9 +153,7 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
 def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | None:
     """The known key that an unknown ``key`` may stand for: one of equal name, equal initials or similar spelling.
 
-    Args:
-        beside: dotted names of the keys in the same section; they are preferred.
-        everywhere: dotted names of all keys.
+    ``beside`` and ``everywhere`` are the dotted names of the keys in the same section, which are preferred, and of all.
     """
     by_last_part = [{name.rpartition('.')[2]: name for name in reversed(keys)} for keys in (beside, everywhere)]
     for names in by_last_part:

@@ -50,10 +50,8 @@ class Point:
     warmup_proportion: float
 
     def __str__(self) -> str:
-        return (
-            f'lr {self.learning_rate:g}, batch {self.batch_size}, epochs {self.max_epochs}, '
-            f'warm-up {self.warmup_proportion:g}'
-        )
+        size = f'batch {self.batch_size}, epochs {self.max_epochs}'
+        return f'lr {self.learning_rate:g}, {size}, warm-up {self.warmup_proportion:g}'
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

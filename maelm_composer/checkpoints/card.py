@@ -15,7 +15,34 @@ from maelm_composer.data.storage import is_s3, join, read_file
 from maelm_composer.recipe import to_plain
 from maelm_composer.records import FinetuningRecord, Pretraining, PretrainingRecord, parse_finetuning
 
-MOST_FILES = 8  # that are named; of more, the first and the last
+MOST_FILES = 8  # of a longer list, only the first and the last file are named
+CARD = """\
+---
+license: unknown  # set it: it depends on the text that the model was trained on
+library_name: transformers
+tags: [mae-lm, masked-language-modeling]
+{metadata}---
+
+# {title}
+
+Exported by maelm-composer, which reproduces "Representation Deficiency in Masked Language Modeling" (arXiv:2302.02060).
+
+```python
+from transformers import {auto}, AutoTokenizer
+
+model = {auto}.from_pretrained(FOLDER{options})
+tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+```
+
+| | |
+|---|---|
+{facts}
+
+{results}{text}## Recipe
+
+```yaml
+{recipe}```
+"""
 
 
 def name_auto_class(class_name: str) -> str:
@@ -28,10 +55,9 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     is_stock = not class_name.startswith('Maelm')
     task = description.get('task')
     auto = name_auto_class(class_name)
-    trust = '' if is_stock else ', trust_remote_code=True'
     identity, config = pretrained.identity, pretrained.config
     assert config is not None
-    record, finetuned = found.read_record(), _read_finetuning(found)
+    record, finetuned, manifest = found.read_record(), _read_finetuning(found), _read_manifest(found)
     facts = {
         'class': f'`{class_name}`, ' + ('of Transformers itself' if is_stock else '`modeling_maelm.py` in this folder'),
         'encoder': f'{config.num_hidden_layers} layers, width {config.hidden_size}, {config.max_seq_len} positions, '
@@ -44,41 +70,27 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
         'data hash': record.data_hash if record is not None else None,
         'weights (SHA-256 of the checkpoint)': identity.hash,
     }
-    manifest = read_manifest(found)
-    lines = [
-        '---',
-        'license: unknown  # set it: it depends on the text that the model was trained on',
-        'library_name: transformers',
-        'tags: [mae-lm, masked-language-modeling]',
-        *([f'datasets: {json.dumps(names)}'] if (names := list_hub_datasets(manifest)) else []),
-        *(['pipeline_tag: fill-mask', 'mask_token: "[MASK]"'] if auto == 'AutoModelForMaskedLM' else []),
-        '---',
-        '',
-        f'# {identity.run_name or Path(found.uri).name}' + (f', fine-tuned on {task}' if task else ''),
-        '',
-        'Exported by maelm-composer, which reproduces "Representation Deficiency in Masked Language Modeling" '
-        '(arXiv:2302.02060).',
-        '',
-        '```python',
-        f'from transformers import {auto}, AutoTokenizer',
-        '',
-        f'model = {auto}.from_pretrained(FOLDER{trust + (", add_pooling_layer=False" if auto == "AutoModel" else "")})',
-        'tokenizer = AutoTokenizer.from_pretrained(FOLDER)',
-        '```',
-        '',
-        '| | |',
-        '|---|---|',
-        *(f'| {name} | {value} |' for name, value in facts.items() if value is not None),
-        '',
-        *_describe_results(found, record, finetuned),
-        *describe_text(manifest),
-    ]
+    rows = [f'| {name} | {value} |' for name, value in facts.items() if value is not None]
+    sources = [] if manifest is None else manifest.sources
+    datasets = [source['dataset'] for source in sources if HUB_NAME.fullmatch(source.get('dataset') or '')]
+    metadata = [f'datasets: {json.dumps(datasets)}'] if datasets else []
+    metadata += ['pipeline_tag: fill-mask', 'mask_token: "[MASK]"'] if auto == 'AutoModelForMaskedLM' else []
     recipe = {'model': description.get('config')}
     if found.run is not None:
         recipe = to_plain(read_recipe(found))
         for private in ('run_name', 'save_folder', 'init_from', 'data'):  # local paths and buckets
             recipe.pop(private)
-    return '\n'.join([*lines, '## Recipe', '', '```yaml', yaml.safe_dump(recipe, sort_keys=False).rstrip(), '```', ''])
+    return CARD.format(
+        metadata=''.join(f'{line}\n' for line in metadata),
+        title=(identity.run_name or Path(found.uri).name) + (f', fine-tuned on {task}' if task else ''),
+        auto=auto,
+        options=('' if is_stock else ', trust_remote_code=True')
+        + (', add_pooling_layer=False' if auto == 'AutoModel' else ''),
+        facts='\n'.join(rows),
+        results=_describe_results(found, record, finetuned),
+        text=_describe_text(manifest),
+        recipe=yaml.safe_dump(recipe, sort_keys=False),
+    )
 
 
 def _read_finetuning(found: EncoderFolder) -> FinetuningRecord | None:
@@ -108,22 +120,18 @@ def _describe_training(record: FinetuningRecord | None) -> dict[str, Any]:
     }
 
 
-def _describe_results(
-    found: EncoderFolder, record: Pretraining | None, finetuned: FinetuningRecord | None
-) -> list[str]:
-    """Lines with the results of a run's last checkpoint or of a fine-tuned model; none if there is no such record."""
+def _describe_results(found: EncoderFolder, record: Pretraining | None, finetuned: FinetuningRecord | None) -> str:
+    """The results of a run's last checkpoint or of a fine-tuned model; '' if they are not recorded."""
     results: dict[str, float] = {}
     if finetuned is not None:
         results = finetuned.metrics
     elif isinstance(record, PretrainingRecord) and record.samples == found.read_json(PROGRESS).get('samples'):
         results = {'validation loss (nats)': record.eval_loss, 'accuracy at masked positions': record.eval_accuracy}
-    if not results:
-        return []
-    rows = [f'| {name} | {value:.4f} |' for name, value in results.items()]
-    return ['## Results', '', '| metric | value |', '|---|---|', *rows, '']
+    rows = ''.join(f'| {name} | {value:.4f} |\n' for name, value in results.items())
+    return f'## Results\n\n| metric | value |\n|---|---|\n{rows}\n' if rows else ''
 
 
-def read_manifest(found: EncoderFolder) -> Manifest | None:
+def _read_manifest(found: EncoderFolder) -> Manifest | None:
     """The manifest of the run's shards: in the run's folder, or beside local shards if those are still the run's."""
     record = found.read_record()
     if record is None or found.run is None:
@@ -137,26 +145,13 @@ def read_manifest(found: EncoderFolder) -> Manifest | None:
     return None
 
 
-def list_hub_datasets(manifest: Manifest | None) -> list[str]:
-    """The Hub's data sets among the sources of the text."""
-    sources = [] if manifest is None else manifest.sources
-    return [source['dataset'] for source in sources if HUB_NAME.fullmatch(source.get('dataset') or '')]
-
-
-def describe_text(manifest: Manifest | None) -> list[str]:
-    """Lines with the sources of the text, without local paths, and its size; none if they are not known."""
+def _describe_text(manifest: Manifest | None) -> str:
+    """The sources of the text, without local paths, and its size; '' if they are not known."""
     if manifest is None:
-        return []
+        return ''
     train = manifest.splits['train']
-    size = f'{train.documents:,} documents, {train.tokens:,} tokens'
-    return [
-        '## Text',
-        '',
-        *(f'- {_describe_source(source)}' for source in manifest.sources),
-        '',
-        f'For training: {size}.',
-        '',
-    ]
+    sources = ''.join(f'- {_describe_source(source)}\n' for source in manifest.sources)
+    return f'## Text\n\n{sources}\nFor training: {train.documents:,} documents, {train.tokens:,} tokens.\n\n'
 
 
 def _describe_source(source: Mapping[str, Any]) -> str:

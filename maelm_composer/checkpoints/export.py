@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from maelm_composer.checkpoints import modeling_maelm
 from maelm_composer.checkpoints.card import name_auto_class, write_card
@@ -110,18 +109,22 @@ def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], he
     kind, is_stock = description.get('kind'), config.model_type != 'maelm'
     if description:
         suffix = _SPAN if kind == SPAN else _CLASSIFIER
-        _describe_labels(config, description)
+        config.finetuning_task = description['task']
+        if names := description['label_names']:
+            config.id2label = dict(enumerate(names))
+            config.label2id = {name: i for i, name in enumerate(names)}
+            config.problem_type = 'single_label_classification'
+        elif kind == REGRESSION:
+            config.num_labels, config.problem_type = 1, 'regression'
     else:  # MAE-LM's head reads the decoder, which no class of Transformers has
         suffix = _ENCODER if pretrained.config.decoder is not None else _MASKED_LM
     model_class = getattr(transformers if is_stock else modeling_maelm, _PREFIXES[config.model_type] + suffix)
-    if suffix != _ENCODER:
-        weights = {f'{model_class.base_model_prefix}.{name}': value for name, value in weights.items()}
+    prefix = '' if suffix == _ENCODER else f'{model_class.base_model_prefix}.'
+    weights = {f'{prefix}{name}': value for name, value in weights.items()}
     for ours, theirs in _HEADS[suffix].items():
         weights |= {f'{theirs}.{part}': head[f'{ours}.{part}'] for part in ('weight', 'bias')}
     if suffix == _MASKED_LM:
-        weights['lm_head.decoder.weight'] = weights[
-            f'{model_class.base_model_prefix}.embeddings.word_embeddings.weight'
-        ]
+        weights['lm_head.decoder.weight'] = weights[f'{prefix}embeddings.word_embeddings.weight']
         weights |= dict.fromkeys(('lm_head.bias', 'lm_head.decoder.bias'), head['bias'])
     if kind == REGRESSION:  # the head was trained on labels in [0, 1]; the export predicts the data's range
         low, high = description.get('label_range', (0, MAX_SIMILARITY))  # revisions without the key had STS-B alone
@@ -137,14 +140,3 @@ def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], he
     model.load_state_dict(weights, assign=True)
     model.tie_weights()  # assigned weights are parameters of their own
     return model
-
-
-def _describe_labels(config: PretrainedConfig, description: Mapping[str, Any]) -> None:
-    config.finetuning_task = description['task']
-    if names := description['label_names']:
-        config.id2label = dict(enumerate(names))
-        config.label2id = {name: i for i, name in enumerate(names)}
-        config.problem_type = 'single_label_classification'
-    elif description['kind'] == REGRESSION:
-        config.num_labels = 1
-        config.problem_type = 'regression'

@@ -110,10 +110,10 @@ def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
 def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, Tensor], str]:
     """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex)."""
     uri = join(checkpoint.uri, WEIGHTS)
-    written = checkpoint.read_json(PROGRESS).get('hashes', {}).get(WEIGHTS)
+    hashes = checkpoint.read_json(PROGRESS).get('hashes', {})
     with _as_local_file(uri) as path:
         digest = hash_file(path)
-        if digest != (written or digest):
+        if digest != hashes.get(WEIGHTS, digest):
             raise InputError(f'{uri} is damaged: its SHA-256 is not the one in {PROGRESS}')
         try:
             with safe_open(path, 'pt') as file:

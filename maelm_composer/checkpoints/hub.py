@@ -19,7 +19,7 @@ def push(revisions: Mapping[str, Path], repo: str) -> str:
         repo: ``user/name`` or ``organisation/name``.
 
     Raises:
-        InputError: the server cannot be reached or refuses. The folders stay, and so does what is uploaded.
+        InputError: the server cannot be reached or refuses. The exported folders and the uploaded files stay.
     """
     api, revision = HfApi(), MAIN
     try:

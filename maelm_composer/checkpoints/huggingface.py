@@ -22,17 +22,15 @@ MPNET_BUCKETS, MPNET_MAX_DISTANCE, MPNET_PAD_ID = 32, 128, 1
 POOLER = 'pooler.'  # prefix of weights that our encoder does not have
 
 # Our parameter of a layer -> Hugging Face's; our fused matrix is the concatenation of three of theirs.
-_FEED_FORWARD = {
+_BERT_LAYER = {
     'intermediate': ['intermediate.dense'],
     'output': ['output.dense'],
     'output_norm': ['output.LayerNorm'],
-}
-_BERT_LAYER = _FEED_FORWARD | {
     'self_attention.query_key_value': ['attention.self.query', 'attention.self.key', 'attention.self.value'],
     'self_attention.output': ['attention.output.dense'],
     'self_attention_norm': ['attention.output.LayerNorm'],
 }
-_MPNET_LAYER = _FEED_FORWARD | {
+_MPNET_LAYER = _BERT_LAYER | {
     'self_attention.query_key_value': ['attention.attn.q', 'attention.attn.k', 'attention.attn.v'],
     'self_attention.output': ['attention.attn.o'],
     'self_attention_norm': ['attention.LayerNorm'],
@@ -64,13 +62,7 @@ def explain_unsupported(config: PretrainedConfig) -> str | None:
 
 
 def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Convert a Hugging Face base model to our config and state dict.
-
-    Args:
-        weights: the base model's state dict, names without the prefix of a model with a head.
-
-    Returns:
-        ``config`` and ``weights`` for ``Encoder(config).load_state_dict(weights)``.
+    """Convert the config and the state dict of a Hugging Face base model, whose names have no prefix, to ours.
 
     Raises:
         InputError: our encoder cannot compute this model.
@@ -103,10 +95,9 @@ def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> t
 def export_encoder(
     config: ModelConfig, weights: Mapping[str, Tensor], pad_id: int
 ) -> tuple[PretrainedConfig, dict[str, Tensor]]:
-    """Convert our encoder to the config and the state dict of a Hugging Face base model.
+    """Convert the config and the state dict of our encoder to those of a Hugging Face base model.
 
     Args:
-        weights: ``Encoder(config).state_dict()``.
         pad_id: the tokenizer's id of [PAD]; Hugging Face numbers positions from ``pad_id`` + 1.
 
     Raises:
@@ -179,22 +170,17 @@ class HuggingFaceEncoder(nn.Module):
         Raises:
             InputError: packed sequences or positions with gaps.
         """
-        mask = self._check(position_ids, segment_ids)
-        hidden = self.model(input_ids=input_ids, attention_mask=mask).last_hidden_state
+        hidden = self._run(input_ids, position_ids, segment_ids).last_hidden_state
         return hidden if predicted_index is None else take_rows(hidden, predicted_index)
 
     def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
         """(B, S) inputs -> the output of the embeddings and then of each layer, (B, S, D) each."""
-        mask = self._check(position_ids, segment_ids)
-        outputs = self.model(input_ids=input_ids, attention_mask=mask, output_hidden_states=True)
-        yield from outputs.hidden_states
+        yield from self._run(input_ids, position_ids, segment_ids, output_hidden_states=True).hidden_states
 
-    def _check(self, position_ids: Tensor, segment_ids: Tensor) -> Tensor:
-        """The (B, S) attention mask. The model numbers positions itself and attends across a whole row."""
+    def _run(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, **options: bool) -> Any:
+        """The model's outputs. The model numbers positions itself and attends across a whole row."""
         is_real = segment_ids != 0
         in_order = torch.arange(position_ids.shape[1], device=position_ids.device)
         if (is_real & ((segment_ids != 1) | (position_ids != in_order))).any():
-            raise InputError(
-                'a Hugging Face encoder reads one whole sequence per row, without packing or omitted tokens'
-            )
-        return is_real.long()
+            raise InputError('a Hugging Face encoder reads one whole sequence per row: no packing, no omitted tokens')
+        return self.model(input_ids=input_ids, attention_mask=is_real.long(), **options)

@@ -20,13 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from maelm_composer.checkpoints.find import (
-    EncoderFolder,
-    find_encoder,
-    read_model_config,
-    read_recipe,
-    read_weights,
-)
+from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, read_model_config, read_recipe, read_weights
 from maelm_composer.checkpoints.huggingface import (
     POOLER,
     HuggingFaceEncoder,
@@ -167,8 +161,8 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
     with _one_line(name), torch.random.fork_rng(devices=[]):
         settings, _ = PretrainedConfig.get_config_dict(name)
         is_maelm = settings.get('model_type') == MaelmConfig.model_type
-        classes: tuple[Any, Any] = (MaelmConfig, MaelmModel) if is_maelm else (AutoConfig, AutoModel)
-        config_class, model_class = classes
+        config_class: Any = MaelmConfig if is_maelm else AutoConfig
+        model_class: Any = MaelmModel if is_maelm else AutoModel
         theirs = config_class.from_pretrained(name, **NO_CODE)
         architecture = {key: value for key, value in theirs.to_diff_dict().items() if key not in _ORIGIN_KEYS}
         if dropout is not None:

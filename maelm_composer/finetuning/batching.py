@@ -1,6 +1,6 @@
 """Batches of rows of similar length, so that little is computed for padding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,8 +72,7 @@ def measure_padding(lengths: Sequence[int], batches: Sequence[np.ndarray]) -> fl
     return 1 - sum(int(length[rows].sum()) for rows in batches) / total
 
 
-def sort_for_evaluation(lengths: Sequence[int], batch_size: int) -> Iterator[np.ndarray]:
+def sort_for_evaluation(lengths: Sequence[int], batch_size: int) -> list[np.ndarray]:
     """Batches of row numbers in descending order of length."""
     order = np.argsort(-np.asarray(lengths), kind='stable')
-    for first in range(0, len(order), batch_size):
-        yield order[first : first + batch_size]
+    return [order[first : first + batch_size] for first in range(0, len(order), batch_size)]

@@ -11,7 +11,7 @@ from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE, predict
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, Task
 from maelm_composer.tasks.examples import encode_texts, stack_windows
-from maelm_composer.tasks.metrics import compute_influences, compute_metrics, score_constant
+from maelm_composer.tasks.metrics import compute_metrics, score_constant
 from maelm_composer.tasks.squad import Window, build_windows, predict_answers
 from maelm_composer.tasks.squad_metric import score_questions
 
@@ -72,13 +72,12 @@ class Evaluator:
             for split in self.examples
             for example, output, row in zip(self.examples[split], outputs[split], scores[split], strict=True)
         ]
-        metrics = compute_metrics(self.task, outputs, labels)
-        return Result(metrics, predictions, compute_influences(self.task, outputs, labels))
+        metrics, influences = compute_metrics(self.task, outputs, labels)
+        return Result(metrics, predictions, influences)
 
     def _evaluate_span(self, scores: list[np.ndarray]) -> Result:
         examples = self.examples[self.task.eval_splits[0]]
-        starts, ends = [row[:, 0] for row in scores], [row[:, 1] for row in scores]
-        answers = predict_answers(examples, self.windows, starts, ends, self.span)
+        answers = predict_answers(examples, self.windows, scores, self.span)
         metrics, each = score_questions(
             {example.id: list(example.answers_text) for example in examples},
             {answer['id']: answer['prediction'] for answer in answers},

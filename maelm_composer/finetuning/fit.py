@@ -44,13 +44,14 @@ def fit(
     config: FinetuningConfig,
     pad_id: int,
     evaluate: Callable[[int], None],
-    observe: Callable[[int], None] | None = None,
+    observe: Callable[[int], None] = lambda epoch: None,
 ) -> FitReport:
     """Train for ``config.max_epochs``. The order of the rows and dropout depend on ``config.seed`` alone.
 
     Args:
         evaluate: called with the number of steps done, at the steps of the evaluation protocol.
-        observe: called with the number of epochs done, before the first epoch and after each.
+        observe: called with the number of epochs done, before the first epoch and after each, if
+            ``config.measures_rank``.
 
     Raises:
         InputError: a loss is not finite; the message names the step.
@@ -67,7 +68,7 @@ def fit(
     torch.manual_seed(config.seed)
     losses: list[float] = []
     unread: list[Tensor] = []
-    if observe is not None:
+    if config.measures_rank:
         observe(0)
     seconds, start = 0.0, time.perf_counter()
     model.train()
@@ -88,8 +89,8 @@ def fit(
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         unread.append(loss)
-        ends_epoch = observe is not None and step % steps_per_epoch == 0
-        is_pause = step in evaluation_steps or ends_epoch
+        is_observed = config.measures_rank and step % steps_per_epoch == 0
+        is_pause = step in evaluation_steps or is_observed
         # Reading the losses waits for the device, so that the clock, too, stops at the right time.
         if len(unread) == STEPS_BETWEEN_CHECKS or is_pause:
             losses += _read_losses(unread, step)
@@ -98,7 +99,7 @@ def fit(
             seconds += time.perf_counter() - start
             if step in evaluation_steps:
                 evaluate(step)
-            if observe is not None and ends_epoch:
+            if is_observed:
                 observe(step // steps_per_epoch)
             model.train()
             start = time.perf_counter()
@@ -125,8 +126,8 @@ def predict(
     device = next(model.parameters()).device
     model.eval()
     scores: list[np.ndarray] = [np.empty(0)] * len(inputs)
-    num_batches = math.ceil(len(inputs) / batch_size)
-    for rows in track(sort_for_evaluation(inputs.lengths, batch_size), num_batches, 'evaluation', 'batches'):
+    batches = sort_for_evaluation(inputs.lengths, batch_size)
+    for rows in track(batches, len(batches), 'evaluation', 'batches'):
         batch = collate(inputs, rows, pad_id).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
             outputs = model(batch)

@@ -1,13 +1,11 @@
 """The settings that decide the scores of a fine-tuning run, and the name of its record. Imports no torch."""
 
 import dataclasses
-import hashlib
-import json
 from typing import Any
 
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.provenance import collect_provenance
-from maelm_composer.recipe import to_plain
+from maelm_composer.recipe import hash_json, to_plain
 from maelm_composer.records import EncoderIdentity, Point
 from maelm_composer.tasks.catalogue import GROUPS, SPAN, find_task
 
@@ -15,16 +13,14 @@ PROTOCOL = (
     *('evaluation', 'max_seq_len', 'precision', 'dropout', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay'),
     *('clip_norm', 'measures_rank'),
 )
-UNDECIDING = ('files', 'group')  # of a task's declaration: the rows' hash stands for the files
+UNDECIDING = ('files', 'group')  # keys of a task's declaration that the record omits: the data hash covers the files
 KEY_LENGTH = 16
 
 
 def run_key(config: FinetuningConfig, identity: EncoderIdentity, data_hash: str) -> str:
     """The name of a run's record: the task and a hash of everything that decides the scores.
 
-    Args:
-        identity: of the checkpoint; its hash and its implementation count, its address does not.
-        data_hash: ``TaskData.hash``.
+    Of ``identity``, the hash and the implementation decide, the address does not. ``data_hash`` is ``TaskData.hash``.
     """
     deciding = {
         'task': config.task,
@@ -34,8 +30,7 @@ def run_key(config: FinetuningConfig, identity: EncoderIdentity, data_hash: str)
         'checkpoint': [identity.hash, identity.implementation],
         'data': data_hash,
     }
-    digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
-    return f'{config.task}-{digest[:KEY_LENGTH]}'
+    return f'{config.task}-{hash_json(deciding)[:KEY_LENGTH]}'
 
 
 def describe_run(config: FinetuningConfig, key: str, identity: EncoderIdentity, data_hash: str) -> dict[str, Any]:

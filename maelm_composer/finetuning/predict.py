@@ -37,10 +37,9 @@ def predict_file(
         InputError: the model or the file cannot be read, or the format is not the task's.
     """
     found = find_encoder(saved_model)
-    description = {} if found is None or found.run is not None else found.read_json(FINETUNED)
-    if not description:
+    if found is None or found.run is not None:
         raise InputError(f'{saved_model} is no fine-tuned model: make one with saves_model=true')
-    assert found is not None
+    description = found.read_json(FINETUNED)
     task = _restore_task(description)
     if target.suffix not in {'.jsonl', '.json' if task.kind == SPAN else '.tsv'}:
         raise InputError(f'{target}: predictions of {task.name} cannot be written as {target.suffix}; use {FORMATS}')
@@ -58,7 +57,7 @@ def predict_file(
         span = fit_span(SpanConfig(**description.get('span', {})), max_seq_len)
         windows = list(build_windows(rows, tokenizer, max_seq_len, span, is_training=False))
         scores = predict(model, stack_windows(windows)[0], choice.precision, pad_id)
-        predictions = predict_answers(rows, windows, [row[:, 0] for row in scores], [row[:, 1] for row in scores], span)
+        predictions = predict_answers(rows, windows, scores, span)
     else:
         scores = predict(model, encode_texts(rows, task, tokenizer, max_seq_len), choice.precision, pad_id)
         predictions = [
@@ -76,10 +75,8 @@ def _restore_task(description: dict[str, Any]) -> Task:
     """The task in the content of finetuned.json. Models of built-in tasks from earlier revisions lack its columns."""
     if (name := description['task']) in TASKS:
         return TASKS[name]
-    kind = TaskKind(description['kind'])
-    return Task(
-        name=name, kind=kind, **{key: description[key] for key in ('text_columns', 'label_names', 'label_range')}
-    )
+    columns = {key: description[key] for key in ('text_columns', 'label_names', 'label_range')}
+    return Task(name=name, kind=TaskKind(description['kind']), **columns)
 
 
 def _format(task: Task, predictions: list[dict[str, Any]], suffix: str, threshold: float) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from maelm_composer.analysis.effective_rank import THRESHOLD, Gram, measure_effective_rank
+from maelm_composer.analysis.effective_rank import Gram, measure_effective_rank
 from maelm_composer.console import track
 from maelm_composer.finetuning.batching import FinetuningBatch, collate, sort_for_evaluation
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE
@@ -22,21 +22,15 @@ def rank_of_inputs(encoder: nn.Module, inputs: Inputs, special_ids: Collection[i
     chosen = np.arange(0, len(lengths), math.ceil(lengths.sum() / MAX_TOKENS))
     parts = sort_for_evaluation(lengths[chosen].tolist(), EVAL_BATCH_SIZE)
     batches = (collate(inputs, chosen[rows], pad_id) for rows in parts)
-    total = math.ceil(len(chosen) / EVAL_BATCH_SIZE)
-    return rank_of_encoder(encoder, track(batches, total, 'effective rank', 'batches'), special_ids)
+    return rank_of_encoder(encoder, track(batches, len(parts), 'effective rank', 'batches'), special_ids)
 
 
 @torch.inference_mode()
-def rank_of_encoder(
-    encoder: nn.Module,
-    batches: Iterable[FinetuningBatch],
-    special_ids: Collection[int],
-    threshold: float = THRESHOLD,
-) -> int:
+def rank_of_encoder(encoder: nn.Module, batches: Iterable[FinetuningBatch], special_ids: Collection[int]) -> int:
     """Effective rank of the last layer at the real tokens. No random number is drawn.
 
     Args:
-        encoder: on any device, in any mode; it is returned to its mode.
+        encoder: on any device, in any mode, which it keeps.
         special_ids: the tokenizer's ids of [CLS], [PAD] and [SEP], which are not real tokens.
 
     Raises:
@@ -55,4 +49,4 @@ def rank_of_encoder(
             gram.add(states[(segments > 0) & torch.isin(ids, specials, invert=True)])
     finally:
         encoder.train(was_training)
-    return measure_effective_rank(gram or Gram(1), threshold)
+    return measure_effective_rank(gram or Gram(1))

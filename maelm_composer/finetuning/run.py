@@ -17,7 +17,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.finetuning.evaluation import Evaluator, Result
 from maelm_composer.finetuning.fit import fit
-from maelm_composer.finetuning.identity import check_names, describe_protocol, describe_run, run_key
+from maelm_composer.finetuning.identity import check_names, describe_run, run_key
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.finetuning.rank_curve import rank_of_inputs
 from maelm_composer.precision import choose_in, tell
@@ -30,15 +30,18 @@ from maelm_composer.records import (
     parse_finetuning,
     write_record,
 )
-from maelm_composer.tasks.catalogue import SPAN, Task, find_task
+from maelm_composer.tasks.catalogue import SPAN, find_task
 from maelm_composer.tasks.examples import encode_texts, fit_span, stack_windows
 from maelm_composer.tasks.sources import load_task_data
 from maelm_composer.tasks.squad import build_windows
 
 
-def assert_savable(config: FinetuningConfig, pretrained: Pretrained) -> None:
+def load_encoder(config: FinetuningConfig) -> Pretrained:
+    """The encoder of ``config``; InputError as :func:`load_pretrained`, or if it is to be saved and is not ours."""
+    pretrained = load_pretrained(config.checkpoint, config.implementation, config.dropout)
     if config.saves_model and pretrained.config is None:
         raise InputError(f'saves_model needs an encoder of ours: {config.checkpoint} cannot be imported as one')
+    return pretrained
 
 
 def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord:
@@ -59,8 +62,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         raise InputError(f'save_folder {config.save_folder}: must be a local or shared folder')
     folder = Path(config.save_folder)
     data = load_task_data(task, config.data)
-    pretrained = load_pretrained(config.checkpoint, config.implementation, config.dropout)
-    assert_savable(config, pretrained)
+    pretrained = load_encoder(config)
     choice = choose_in(folder, config.precision, 'precision')
     tell(choice.notice)
     config = dataclasses.replace(config, precision=choice.precision)
@@ -77,14 +79,12 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     else:
         inputs = encode_texts(data.train, task, tokenizer, max_seq_len)
     if len(inputs) == 0:
-        raise InputError(
-            f'{task.name}: no training row is left: the contexts of {num_left_out} do not contain their answers'
-        )
+        raise InputError(f'{task.name}: no training row is left: {num_left_out} contexts do not contain their answers')
     evaluator = Evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
     device = find_device()
     encoder = place_encoder(pretrained.encoder, device)
     model = FinetuningModel(encoder, pretrained.hidden_size, task, config.dropout, config.seed).to(device)
-    best = _Best(task, evaluator, model, keeps_weights=config.saves_model)
+    best = _Best(evaluator, model, keeps_weights=config.saves_model)
     dev_inputs = evaluator.inputs[task.eval_splits[0]]
     specials = (tokenizer.cls_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id)
     rank_curve: list[RankAtEpoch] = []
@@ -94,18 +94,18 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         rank = rank_of_inputs(model.encoder, dev_inputs, specials, tokenizer.pad_token_id)
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
 
-    watch = observe if config.measures_rank else None
     with explain_memory(config.device_train_microbatch_size or config.batch_size, 'device_train_microbatch_size'):
-        report = fit(model, inputs, config, tokenizer.pad_token_id, best.evaluate, watch)
+        report = fit(model, inputs, config, tokenizer.pad_token_id, best.evaluate, observe)
 
     assert best.result is not None
     if config.saves_model:
         save_model(folder / key, best.weights, pretrained, task, max_seq_len, span)
-    protocol = describe_protocol(config) | {'max_seq_len': max_seq_len}
+    run = describe_run(config, key, pretrained.identity, data.hash)
+    run['protocol']['max_seq_len'] = max_seq_len
     if task.kind == SPAN:
-        protocol['span'] = dataclasses.asdict(span)
+        run['protocol']['span'] = dataclasses.asdict(span)
     record = FinetuningRecord(
-        **describe_run(config, key, pretrained.identity, data.hash) | {'protocol': protocol},
+        **run,
         error=None,
         metrics=best.result.metrics,
         score=best.result.metrics[task.metric],
@@ -171,7 +171,6 @@ def summarize(record: FinetuningRecord, save_folder: str) -> str:
 class _Best:
     """The best evaluation of a run so far; the first of equals."""
 
-    task: Task
     evaluator: Evaluator
     model: FinetuningModel
     keeps_weights: bool
@@ -184,8 +183,8 @@ class _Best:
     def evaluate(self, step: int) -> None:
         start = time.perf_counter()
         result = self.evaluator.evaluate(self.model)
-        score = result.metrics[self.task.metric]
-        if self.result is None or score > self.result.metrics[self.task.metric]:
+        score = result.metrics[self.evaluator.task.metric]
+        if all(score > earlier.score for earlier in self.history):
             self.result, self.step = result, step
             if self.keeps_weights:
                 self.weights = {name: value.to('cpu', copy=True) for name, value in self.model.state_dict().items()}

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.cluster import connect_ray
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.run import assert_savable
+from maelm_composer.finetuning.run import load_encoder
 from maelm_composer.records import FailedFinetuning, unpack_numbers
 from maelm_composer.reporting.estimate import Estimate, Term, estimate
 from maelm_composer.sweep.report import print_failures
@@ -91,8 +90,7 @@ def _check(first: FinetuningConfig, second: FinetuningConfig) -> None:
     list_tasks(first)  # raises if a name is wrong, before the encoders are read
     identities, lengths = [], []
     for config in (first, second):
-        pretrained = load_pretrained(config.checkpoint, config.implementation, config.dropout)
-        assert_savable(config, pretrained)
+        pretrained = load_encoder(config)
         identities.append((pretrained.identity.hash, pretrained.identity.implementation))
         lengths.append(min(config.max_seq_len, pretrained.max_seq_len))
     if identities[0] == identities[1]:

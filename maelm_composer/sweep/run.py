@@ -66,7 +66,10 @@ def sweep(config: FinetuningConfig) -> SweepResult:
         count_runs(config, task)  # raises if a task has no search space
     with connect_ray():
         _, num_gpus = _count_slots(config)
-        facts = _inspect_all(config, tasks)
+        # Each task's checkpoint and data are read once, on the machines that will make the runs.
+        remote_inspect = ray.remote(num_cpus=1)(inspect_task)
+        references = {task.name: remote_inspect.remote(config, task, os.getcwd()) for task in tasks}
+        facts = {name: get_result(reference) for name, reference in references.items()}
         if config.precision is not Precision.auto:
             choice = choose(config.precision, 'precision')
         else:  # measured where the runs will be
@@ -114,12 +117,8 @@ class _Sweep:
                 with contextlib.suppress(Exception):
                     ray.cancel(reference, force=True)
         records = {name: [job.record for job in jobs if job.record] for name, jobs in self.jobs.items()}
-        return SweepResult(
-            tasks=[conclude(self.config, task, records[task.name]) for task in self.tasks],
-            failures=[
-                record for of_task in records.values() for record in of_task if isinstance(record, FailedFinetuning)
-            ],
-        )
+        failures = [r for of_task in records.values() for r in of_task if isinstance(r, FailedFinetuning)]
+        return SweepResult([conclude(self.config, task, records[task.name]) for task in self.tasks], failures)
 
     def _add(self, task: Task, configs: list[FinetuningConfig]) -> None:
         facts = self.facts[task.name]
@@ -155,8 +154,8 @@ class _Sweep:
             if job.record is not None:
                 self.progress.announce(job.record)
                 continue
-            arguments = job.config, job.key, self.facts[job.task.name], os.getcwd()
-            self.running[remote(make_run).remote(*arguments)] = job
+            reference = remote(make_run).remote(job.config, job.key, self.facts[job.task.name], os.getcwd())
+            self.running[reference] = job
 
     def _collect(self) -> None:
         if not self.running:
@@ -191,13 +190,6 @@ class _Sweep:
         return standings
 
 
-def _inspect_all(config: FinetuningConfig, tasks: list[Task]) -> dict[str, Facts]:
-    """Read checkpoint and data once a task, on the machines that will run them."""
-    remote_inspect = ray.remote(num_cpus=1)(inspect_task)
-    references = {task.name: remote_inspect.remote(config, task, os.getcwd()) for task in tasks}
-    return {name: get_result(reference) for name, reference in references.items()}
-
-
 def _count_slots(config: FinetuningConfig) -> tuple[int, float]:
     """How many runs fit at a time on Ray's current resources, and the GPUs of each; 0 if Ray has no GPU.
 
@@ -213,8 +205,6 @@ def _count_slots(config: FinetuningConfig) -> tuple[int, float]:
     if num_gpus and gpus:
         slots = min(slots, int(num_gpus / gpus + 1e-9))
     if slots == 0:
-        raise InputError(
-            f'sweep.cpus_per_run {cpus:g} and sweep.gpus_per_run {gpus:g}: Ray has {num_cpus:g} cores and '
-            f'{num_gpus:g} GPUs'
-        )
+        demand = f'sweep.cpus_per_run {cpus:g} and sweep.gpus_per_run {gpus:g}'
+        raise InputError(f'{demand}: Ray has {num_cpus:g} cores and {num_gpus:g} GPUs')
     return slots, gpus if num_gpus else 0

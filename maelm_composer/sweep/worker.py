@@ -10,11 +10,10 @@ import ray
 import torch
 from filelock import Timeout
 
-from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_run
-from maelm_composer.finetuning.run import assert_savable, find_finished, finetune
+from maelm_composer.finetuning.run import find_finished, finetune, load_encoder
 from maelm_composer.precision import Choice, choose_in
 from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
 from maelm_composer.sweep.lease import open_lease
@@ -40,11 +39,10 @@ def choose_precision(config: FinetuningConfig, folder: str) -> Choice:
 
 def inspect_task(config: FinetuningConfig, task: Task, folder: str) -> Facts:
     _enter(config, folder)
-    pretrained = load_pretrained(config.checkpoint, config.implementation, config.dropout)
-    assert_savable(config, pretrained)
+    identity = load_encoder(config).identity
     data = load_task_data(task, config.data)
     evaluation = [row for rows in data.evaluation.values() for row in rows]
-    return Facts(pretrained.identity, data.hash, count_characters(data.train), count_characters(evaluation))
+    return Facts(identity, data.hash, count_characters(data.train), count_characters(evaluation))
 
 
 def make_run(config: FinetuningConfig, key: str, facts: Facts, folder: str) -> Finetuning | None:

@@ -1,16 +1,16 @@
-"""Tasks: the built-in ones, and those that a recipe declares in the same words."""
+"""The built-in tasks, declared with the keys that a recipe's own tasks have, and finding a task by name."""
 
 import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from maelm_composer.config import TaskConfig, TaskKind, TaskSource
 from maelm_composer.errors import InputError
 
 CLASSIFICATION, REGRESSION, SPAN = TaskKind.classification, TaskKind.regression, TaskKind.span
-METRICS = {  # that a task of each kind may name
+METRICS = {  # that a task of each kind may list
     CLASSIFICATION: ('accuracy', 'f1', 'matthews'),
     REGRESSION: ('spearman', 'pearson'),
     SPAN: ('best_exact', 'best_f1', 'exact', 'f1', 'best_exact_threshold', 'best_f1_threshold'),
@@ -18,6 +18,11 @@ METRICS = {  # that a task of each kind may name
 OF_TWO_CLASSES = ('f1', 'matthews')  # F1 is that of the second class
 TRAIN = 'train'
 HUB_SPLITS = {TRAIN: 'train', 'dev': 'validation'}
+GLUE_DATASET = 'nyu-mll/glue'
+MAX_SIMILARITY = 5.0  # labels of STS-B are 0 to 5
+_PAIR, _ENTAILMENT = ['sentence1', 'sentence2'], ['entailment', 'not_entailment']
+_NLI, _WITH_F1 = ['entailment', 'neutral', 'contradiction'], ['accuracy', 'f1']
+_NLI_SPLITS = {TRAIN: 'train', 'matched': 'validation_matched', 'mismatched': 'validation_mismatched'}
 
 
 class Metric(NamedTuple):
@@ -83,62 +88,36 @@ class Task(TaskConfig):
         return TaskSource.files if self.files else TaskSource.huggingface
 
 
-def _classify(
-    name: str,
-    group: str,
-    text_columns: tuple[str, ...],
-    label_names: tuple[str, ...],
-    metrics: tuple[str, ...] = ('accuracy',),
-    is_demo: bool = False,
-    splits: Mapping[str, str] | None = None,
-) -> Task:
-    return Task(
-        name=name,
-        kind=CLASSIFICATION,
-        text_columns=list(text_columns),
-        label_names=list(label_names),
-        metrics=list(metrics),
-        dataset=None if is_demo else 'nyu-mll/glue',
-        config_name=name,
-        splits=dict(splits or {}),
-        group=group,
-    )
-
-
-MAX_SIMILARITY = 5.0  # labels of STS-B are 0 to 5
+def _classify(name: str, group: str, columns: list[str], label_names: list[str], **others: Any) -> Task:
+    settings: dict[str, Any] = {'dataset': GLUE_DATASET, 'config_name': name, 'group': group} | others
+    return Task(name=name, kind=CLASSIFICATION, text_columns=columns, label_names=label_names, **settings)
 
 
 def _compare(name: str, dataset: str | None) -> Task:
-    columns, labels = ['sentence1', 'sentence2'], [0.0, MAX_SIMILARITY]
-    return Task(name=name, kind=REGRESSION, text_columns=columns, label_range=labels, dataset=dataset, config_name=name)
+    labels = [0.0, MAX_SIMILARITY]
+    return Task(name=name, kind=REGRESSION, text_columns=_PAIR, label_range=labels, dataset=dataset, config_name=name)
 
 
 def _ask(name: str, dataset: str | None) -> Task:
-    columns = ['question', 'context']
-    return Task(*(SPAN, columns, 'answers'), name=name, dataset=dataset, config_name='squad_v2', group='squad2')
+    settings: dict[str, Any] = {'dataset': dataset, 'config_name': 'squad_v2', 'group': 'squad2'}
+    return Task(name=name, kind=SPAN, text_columns=['question', 'context'], label_column='answers', **settings)
 
-
-_SENTENCES, _ENTAILMENT = ('sentence1', 'sentence2'), ('entailment', 'not_entailment')
-_NLI = ('entailment', 'neutral', 'contradiction')
-_NLI_SPLITS = {TRAIN: 'train', 'matched': 'validation_matched', 'mismatched': 'validation_mismatched'}
-_MATTHEWS = ('matthews', 'accuracy')
-_WITH_F1 = ('accuracy', 'f1')
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        _classify('mnli', 'glue_large', ('premise', 'hypothesis'), _NLI, splits=_NLI_SPLITS),
-        _classify('qqp', 'glue_large', ('question1', 'question2'), ('not_duplicate', 'duplicate'), _WITH_F1),
-        _classify('qnli', 'glue_large', ('question', 'sentence'), _ENTAILMENT),
-        _classify('sst2', 'glue_large', ('sentence',), ('negative', 'positive')),
-        _classify('cola', 'glue_small', ('sentence',), ('unacceptable', 'acceptable'), _MATTHEWS),
-        _classify('rte', 'glue_small', _SENTENCES, _ENTAILMENT),
-        _classify('mrpc', 'glue_small', _SENTENCES, ('not_equivalent', 'equivalent'), _WITH_F1),
-        _compare('stsb', 'nyu-mll/glue'),
+        _classify('mnli', 'glue_large', ['premise', 'hypothesis'], _NLI, splits=_NLI_SPLITS),
+        _classify('qqp', 'glue_large', ['question1', 'question2'], ['not_duplicate', 'duplicate'], metrics=_WITH_F1),
+        _classify('qnli', 'glue_large', ['question', 'sentence'], _ENTAILMENT),
+        _classify('sst2', 'glue_large', ['sentence'], ['negative', 'positive']),
+        _classify('cola', 'glue_small', ['sentence'], ['unacceptable', 'acceptable'], metrics=['matthews', 'accuracy']),
+        _classify('rte', 'glue_small', _PAIR, _ENTAILMENT),
+        _classify('mrpc', 'glue_small', _PAIR, ['not_equivalent', 'equivalent'], metrics=_WITH_F1),
+        _compare('stsb', GLUE_DATASET),
         _ask('squad2', 'rajpurkar/squad_v2'),
         # Not GLUE: tasks/demo.py makes these from the documentation on this machine, so that every head runs offline.
-        _classify('demo_sentence', 'glue_small', ('sentence',), ('shuffled', 'original'), is_demo=True),
-        _classify('demo_pair', 'glue_small', _SENTENCES, ('swapped', 'in_order'), is_demo=True),
+        _classify('demo_sentence', 'glue_small', ['sentence'], ['shuffled', 'original'], dataset=None),
+        _classify('demo_pair', 'glue_small', _PAIR, ['swapped', 'in_order'], dataset=None),
         _compare('demo_regression', None),
         _ask('demo_span', None),
     )
@@ -158,7 +137,8 @@ def find_task(name: str | None, own: Mapping[str, TaskConfig] | None = None) -> 
         raise InputError('task is not set: give it in the recipe or as task=rte')
     own = own or {}
     if name in own:
-        check_declaration(name, own[name])
+        if fault := next(_list_faults(name, own[name]), None):
+            raise InputError(f'tasks.{name}{fault}')
         return Task(**vars(own[name]), name=name)
     if name not in TASKS:
         known = [*own, *TASKS]
@@ -168,13 +148,8 @@ def find_task(name: str | None, own: Mapping[str, TaskConfig] | None = None) -> 
     return TASKS[name]
 
 
-def check_declaration(name: str, task: TaskConfig) -> None:
-    """Raise InputError if no run could use the declaration ``tasks.<name>``."""
-    for fault in _list_faults(name, task):
-        raise InputError(f'tasks.{name}{fault}')
-
-
 def _list_faults(name: str, task: TaskConfig) -> Iterator[str]:
+    """Why no run could use the declaration ``tasks.<name>``."""
     if name in TASKS or name in GROUPS:
         yield f': {name} is the name of a built-in {"task" if name in TASKS else "search space"}; choose another'
     if not re.fullmatch(r'[A-Za-z0-9_][A-Za-z0-9_.-]*', name):

@@ -10,83 +10,58 @@ from scipy.stats import rankdata
 from maelm_composer.tasks.catalogue import SPAN, Task
 
 
-def compute_metrics(task: Task, predictions: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> dict[str, float]:
-    """The task's metrics by name.
+def compute_metrics(
+    task: Task, predictions: dict[str, np.ndarray], labels: dict[str, np.ndarray]
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """The task's metrics, and each metric's influence function at every example, (examples,).
+
+    To first order, the metric of a sample of n examples is the metric of the population plus the mean influence of the
+    sample. The variance of the influences divided by n therefore estimates the metric's sampling variance. Influences
+    are linear: those of a weighted sum of metrics are the weighted sum of the metrics' influences.
 
     Args:
         predictions: evaluation split -> (examples,) label ids or numbers.
         labels: as ``predictions``.
     """
-    return {name: _compute(kind, predictions[split], labels[split]) for name, split, kind in task.list_metrics()}
-
-
-def compute_influences(
-    task: Task, predictions: dict[str, np.ndarray], labels: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Metric -> its influence function at every example, (examples,). Arguments as in :func:`compute_metrics`.
-
-    To first order, the metric of a sample of n examples is the metric of the population plus the mean influence of the
-    sample. The variance of the influences divided by n therefore estimates the metric's sampling variance. Influences
-    are linear: those of a weighted sum of metrics are the weighted sum of the metrics' influences.
-    """
-    return {
-        name: _measure_influence(kind, predictions[split], labels[split]) for name, split, kind in task.list_metrics()
-    }
+    found = {name: _measure(kind, predictions[split], labels[split]) for name, split, kind in task.list_metrics()}
+    return {name: value for name, (value, _) in found.items()}, {name: each for name, (_, each) in found.items()}
 
 
 def score_constant(task: Task, labels: np.ndarray) -> float:
-    """The task's metric for the best constant prediction.
-
-    Args:
-        labels: (examples,) labels; in a span task, True where the question has an answer.
-    """
+    """The metric of the best constant prediction; (examples,) ``labels`` of a span task: whether there is an answer."""
     if task.kind == SPAN:
         return float(1 - labels.mean())
     match task.list_metrics()[0].kind:
         case 'accuracy':
             return float(np.bincount(labels).max() / len(labels))
         case 'f1':
-            return _compute('f1', np.ones(len(labels)), labels)
+            return _measure('f1', np.ones(len(labels)), labels)[0]
     return 0.0  # the correlation of a constant is 0 by our convention
 
 
-def _compute(metric: str, predictions: np.ndarray, labels: np.ndarray) -> float:
-    match metric:
-        case 'accuracy':
-            return float((predictions == labels).mean())
-        case 'f1':
-            true, either = ((predictions == 1) & (labels == 1)).sum(), (predictions == 1).sum() + (labels == 1).sum()
-            return float(2 * true / either) if either else 0.0
-        case 'matthews' | 'pearson':  # Matthews' correlation is Pearson's of binary labels
-            return _correlate(predictions, labels)
-        case 'spearman':
-            return _correlate(rankdata(predictions), rankdata(labels))
-    raise ValueError(f'no metric {metric}')
-
-
-def _measure_influence(metric: str, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _measure(metric: str, predictions: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
+    """A metric and its influence function at every example."""
     match metric:
         case 'accuracy':
             correct = (predictions == labels).astype(float)
-            return correct - correct.mean()
+            return float(correct.mean()), correct - correct.mean()
         case 'f1':
             true, either = (predictions == 1) & (labels == 1), (predictions == 1) * 1.0 + (labels == 1)
-            f1 = _compute(metric, predictions, labels)
-            return (2 * true - f1 * either) / max(either.mean(), 1 / len(labels))
-        case 'matthews' | 'pearson':
-            if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
-                return np.zeros(len(labels))
+            f1 = float(2 * true.sum() / either.sum()) if either.any() else 0.0
+            return f1, (2 * true - f1 * either) / max(either.mean(), 1 / len(labels))
+        case 'matthews' | 'pearson' | 'spearman' if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
+            return 0.0, np.zeros(len(labels))
+        case 'matthews' | 'pearson':  # Matthews' correlation is Pearson's of binary labels
+            correlation = _correlate(predictions, labels)
             first, second = ((values - values.mean()) / values.std() for values in (predictions, labels))
-            return first * second - _correlate(predictions, labels) * (first**2 + second**2) / 2
+            return correlation, first * second - correlation * (first**2 + second**2) / 2
         case 'spearman':
-            if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
-                return np.zeros(len(labels))
-            first, second = ((rankdata(values) - 0.5) / len(values) for values in (predictions, labels))
+            ranks = rankdata(predictions), rankdata(labels)
+            first, second = ((values - 0.5) / len(values) for values in ranks)
             # An example contributes its own two ranks and raises the ranks of all examples above it.
             shifts = _sum_from(first, second) + _sum_from(second, first)
-            scale = first.std() * second.std()
-            found: np.ndarray = (first * second + shifts) / scale
-            return found - found.mean()
+            found = (first * second + shifts) / (first.std() * second.std())
+            return _correlate(*ranks), found - found.mean()
     raise ValueError(f'no metric {metric}')
 
 
@@ -99,7 +74,4 @@ def _sum_from(ranks: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _correlate(first: np.ndarray, second: np.ndarray) -> float:
-    """Pearson's correlation; 0 if either input is constant."""
-    if np.ptp(first) == 0 or np.ptp(second) == 0:
-        return 0.0
     return float(np.corrcoef(first, second)[0, 1])

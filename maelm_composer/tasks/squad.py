@@ -18,7 +18,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.tasks.sources import SpanExample
 
 MAX_START_ERROR = 20  # characters between the recorded start of an answer and its occurrence in the context
-TEXTS_AT_ONCE = 2048
+TEXTS_AT_ONCE = 2048  # questions; batches of distinct texts are tokenised four times as fast as single examples
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Window:
     passage_start: int
     start: int  # target: the answer's first token; 0 if the window does not contain the whole answer
     end: int  # target: the answer's last token; 0 likewise
-    offsets: list[tuple[int, int] | None]  # characters of the context; None for the question and special tokens
+    offsets: list[Any]  # (begin, end) of a token's characters in the context; None outside the passage
     is_best_context: list[bool]  # True where no other window has more context around the token; empty in training
 
 
@@ -48,32 +48,25 @@ def build_windows(
     list.
 
     Args:
-        tokenizer: a fast Hugging Face tokenizer. Batches of distinct texts are tokenised four times as fast as single
-            examples.
+        tokenizer: a fast Hugging Face tokenizer.
         max_seq_len: the greatest length of a window in tokens, special tokens included.
 
     Raises:
         InputError: ``max_seq_len`` leaves no room for the passage.
     """
-    windows = _build(examples, tokenizer, max_seq_len, span, is_training)
-    return track(windows, len(examples), 'tokenising', 'questions')
-
-
-def _build(
-    examples: Sequence[SpanExample], tokenizer: Any, max_seq_len: int, span: SpanConfig, is_training: bool
-) -> Iterator[list[Window]]:
     special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
-    for first in range(0, len(examples), TEXTS_AT_ONCE):
-        some = examples[first : first + TEXTS_AT_ONCE]
-        texts = tokenize_texts([text for example in some for text in (example.question, example.context)], tokenizer)
-        for example in some:
-            question, passage, answer = texts[example.question], texts[example.context], None
-            if is_training and example.answers_text:
-                answer = _find_answer(example, passage.offsets)
-                if answer is None:
-                    yield []
-                    continue
-            yield _cut(question, passage, answer, special_ids, max_seq_len, span, is_training)
+    texts: dict[str, EncodedText] = {}
+    for number, example in enumerate(track(examples, len(examples), 'tokenising', 'questions')):
+        if number % TEXTS_AT_ONCE == 0:
+            some = examples[number : number + TEXTS_AT_ONCE]
+            texts = tokenize_texts([text for one in some for text in (one.question, one.context)], tokenizer)
+        question, passage, answer = texts[example.question], texts[example.context], None
+        if is_training and example.answers_text:
+            answer = _find_answer(example, passage.offsets)
+            if answer is None:
+                yield []
+                continue
+        yield _cut(question, passage, answer, special_ids, max_seq_len, span, is_training)
 
 
 def tokenize_texts(texts: Sequence[str], tokenizer: Any) -> dict[str, EncodedText]:
@@ -117,7 +110,9 @@ def _cut(
             f'max_seq_len {max_seq_len} leaves no room for the passage: question and special tokens take '
             f'{len(head) + 1}; set a smaller span.max_query_length'
         )
-    starts = _window_starts(length, budget, span.doc_stride)
+    # PAPER-SILENT: in short windows, the stride is reduced to half of a window's passage tokens.
+    step = min(span.doc_stride, max(1, budget // 2))
+    starts = range(0, max(1, length - budget + step), step)
     best = None if is_training else _find_best_context(starts, budget, length)
     windows = []
     for index, begin in enumerate(starts):
@@ -139,16 +134,6 @@ def _cut(
     return windows
 
 
-def _window_starts(length: int, budget: int, doc_stride: int) -> range:
-    """First passage token of every window.
-
-    PAPER-SILENT: in short windows, the stride is reduced to half of a window's passage tokens.
-    """
-    step = min(doc_stride, max(1, budget // 2))
-    num_more = max(0, -((budget - length) // step))
-    return range(0, num_more * step + 1, step)
-
-
 def _find_best_context(starts: range, budget: int, length: int) -> np.ndarray:
     """(passage tokens,) index of the window with the most context around each token.
 
@@ -165,16 +150,15 @@ def _find_best_context(starts: range, budget: int, length: int) -> np.ndarray:
 def predict_answers(
     examples: Sequence[SpanExample],
     windows_of_example: Sequence[Sequence[Window]],
-    start_logits: Sequence[np.ndarray],
-    end_logits: Sequence[np.ndarray],
+    scores: Sequence[np.ndarray],
     span: SpanConfig,
 ) -> list[dict[str, Any]]:
     """The best answer text of every question, a slice of its context.
 
     Args:
         examples: only ``id`` and ``context`` are read.
-        start_logits: (T or longer,) for each window, in the order of the examples and their windows.
-        end_logits: as ``start_logits``.
+        scores: (T or longer, 2) start and end scores of each window's tokens, in the order of the examples and their
+            windows.
 
     Returns:
         One dictionary for each example: ``id``; ``prediction``, the text of the best non-null answer, '' if there is
@@ -184,18 +168,17 @@ def predict_answers(
         ValueError: the number of arrays is not the number of windows, or an array contains NaN.
     """
     total = sum(len(windows) for windows in windows_of_example)
-    if not total == len(start_logits) == len(end_logits):
-        raise ValueError(f'{total} windows, but {len(start_logits)} rows of start and {len(end_logits)} of end scores')
+    if total != len(scores):
+        raise ValueError(f'{total} windows, but {len(scores)} rows of scores')
     predictions, first = [], 0
     pairs = zip(examples, windows_of_example, strict=True)
     for example, windows in track(pairs, len(examples), 'answers', 'questions'):
-        rows = range(first, first + len(windows))
-        first += len(windows)
         nulls, found = [], []
-        for window, row in zip(windows, rows, strict=True):
-            start, end = start_logits[row][: len(window.input_ids)], end_logits[row][: len(window.input_ids)]
+        for window, row in zip(windows, scores[first : first + len(windows)], strict=True):
+            start, end = row[: len(window.input_ids)].T
             nulls.append(float(start[0]) + float(end[0]))
             found.append(_find_best_text(example.context, window, start, end, span))
+        first += len(windows)
         null = float(np.min(nulls, initial=np.inf))  # NaN stays NaN
         if not np.isfinite(null):
             raise ValueError(f'question {example.id}: the score of "no answer" is {null}')
@@ -223,8 +206,6 @@ def _find_best_text(
     scores = start[starts].astype(float) + end[ends].astype(float)
     for i in np.argsort(-scores, kind='stable'):
         first, last = window.offsets[starts[i]], window.offsets[ends[i]]
-        assert first is not None
-        assert last is not None
         if text := context[first[0] : last[1]].strip():
             return text, float(scores[i])
     return '', -np.inf

@@ -85,10 +85,8 @@ def find_best_threshold(
     As in the official script, questions of equal difference are answered one after another, in their order.
 
     Args:
-        raw: (Q,) score of the predicted text.
-        difference: (Q,) null score difference.
-        has_answer: (Q,) whether the question has an answer.
-        has_text: (Q,) whether the predicted text is not empty.
+        raw, difference: (Q,) score of each predicted text, and its null score difference.
+        has_answer, has_text: (Q,) whether each question has an answer, and whether its predicted text is not empty.
 
     Returns:
         The threshold, and (Q,) whether the text is the prediction at that threshold ("no answer" otherwise).

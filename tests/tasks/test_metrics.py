@@ -7,11 +7,11 @@ from torchmetrics.functional import matthews_corrcoef, pearson_corrcoef, spearma
 from torchmetrics.functional.classification import binary_f1_score
 
 from maelm_composer.tasks.catalogue import TASKS
-from maelm_composer.tasks.metrics import compute_influences, compute_metrics, score_constant
+from maelm_composer.tasks.metrics import compute_metrics, score_constant
 
 
 def compute(name, predictions, labels):
-    return compute_metrics(TASKS[name], {'dev': np.array(predictions)}, {'dev': np.array(labels)})
+    return compute_metrics(TASKS[name], {'dev': np.array(predictions)}, {'dev': np.array(labels)})[0]
 
 
 @pytest.mark.parametrize('seed', range(3))
@@ -46,7 +46,7 @@ def test_a_constant_answer_correlates_with_nothing():
 def test_both_parts_of_mnli():
     predictions = {'matched': np.array([0, 1, 2, 2]), 'mismatched': np.array([0, 0])}
     labels = {'matched': np.array([0, 1, 2, 0]), 'mismatched': np.array([0, 1])}
-    computed = compute_metrics(TASKS['mnli'], predictions, labels)
+    computed, _ = compute_metrics(TASKS['mnli'], predictions, labels)
     assert computed == {'matched_accuracy': 0.75, 'mismatched_accuracy': 0.5}
 
 
@@ -71,9 +71,9 @@ def draw_examples(kind, count, generator):
 def test_influences_give_the_variance_that_resampled_examples_give(name):
     task, generator = TASKS[name], np.random.default_rng(1)
     predictions, labels = draw_examples(task.kind, 400, generator)
-    found = compute_influences(task, {'dev': predictions}, {'dev': labels})
+    _, found = compute_metrics(task, {'dev': predictions}, {'dev': labels})
     drawn = generator.integers(400, size=(2000, 400))
-    resampled = [compute_metrics(task, {'dev': predictions[rows]}, {'dev': labels[rows]}) for rows in drawn]
+    resampled = [compute_metrics(task, {'dev': predictions[rows]}, {'dev': labels[rows]})[0] for rows in drawn]
     for metric, *_ in task.list_metrics():
         assert found[metric].mean() == pytest.approx(0, abs=1e-12)
         deviation = np.std([metrics[metric] for metrics in resampled])
@@ -82,12 +82,11 @@ def test_influences_give_the_variance_that_resampled_examples_give(name):
 
 def test_influences_of_both_parts_of_mnli_and_of_constant_answers():
     labels = {'matched': np.array([0, 1, 2, 0]), 'mismatched': np.array([1, 1])}
-    found = compute_influences(
-        TASKS['mnli'], {'matched': np.array([0, 1, 1, 1]), 'mismatched': np.array([1, 0])}, labels
-    )
+    predictions = {'matched': np.array([0, 1, 1, 1]), 'mismatched': np.array([1, 0])}
+    _, found = compute_metrics(TASKS['mnli'], predictions, labels)
     assert found['matched_accuracy'].tolist() == [0.5, 0.5, -0.5, -0.5]
     assert found['mismatched_accuracy'].tolist() == [0.5, -0.5]
     for name in ('cola', 'stsb', 'mrpc'):
-        constant = compute_influences(TASKS[name], {'dev': np.zeros(3)}, {'dev': np.array([0, 1, 1])})
+        _, constant = compute_metrics(TASKS[name], {'dev': np.zeros(3)}, {'dev': np.array([0, 1, 1])})
         assert constant[TASKS[name].list_metrics()[-1].name].shape == (3,)
         assert np.isfinite([*constant.values()]).all()

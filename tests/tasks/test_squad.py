@@ -152,7 +152,8 @@ def test_one_window_shows_most_around_each_token(tokenizer, doc_stride):
 
 
 def predict(windows, start, end, **span):
-    return predict_answers([ask()], [windows], start, end, SpanConfig(**span))[0]
+    scores = [np.stack(pair, 1) for pair in zip(start, end, strict=True)]
+    return predict_answers([ask()], [windows], scores, SpanConfig(**span))[0]
 
 
 def test_prediction_equals_brute_force(tokenizer):
@@ -200,7 +201,7 @@ def test_scores_that_do_not_fit_are_refused(tokenizer):
     (window,) = build(tokenizer, is_training=False)
     good = np.zeros(200)
     with pytest.raises(ValueError, match='1 windows, but 2 rows'):
-        predict([window], [good, good], [good])
+        predict([window], [good, good], [good, good])
     for bad_place in (0, window.passage_start):
         bad = good.copy()
         bad[bad_place] = np.nan
@@ -219,12 +220,9 @@ def test_real_answers_are_found_and_scored(tokenizer):
     span = SpanConfig(max_answer_length=200)
     targets = list(build_windows(examples, tokenizer, 384, span, is_training=True))
     windows = list(build_windows(examples, tokenizer, 384, span, is_training=False))
-    start, end = [], []
-    for of_example in targets:
-        for window in of_example:
-            for scores, place in ((start, window.start), (end, window.end)):
-                scores.append(np.where(np.arange(384) == place, 10.0, 0.0))
-    predictions = predict_answers(examples, windows, start, end, span)
+    at = np.arange(384)[:, None]
+    scores = [np.where(at == (w.start, w.end), 10.0, 0.0) for of_example in targets for w in of_example]
+    predictions = predict_answers(examples, windows, scores, span)
     right = 0
     for example, prediction in zip(examples, predictions, strict=True):
         assert prediction['prediction'] in example.context
