@@ -37,9 +37,8 @@ def predict_file(
         InputError: the model or the file cannot be read, or the format is not the task's.
     """
     found = find_encoder(saved_model)
-    if found is None or found.run is not None:
+    if found is None or found.run is not None or not (description := found.read_json(FINETUNED)):
         raise InputError(f'{saved_model} is no fine-tuned model: make one with saves_model=true')
-    description = found.read_json(FINETUNED)
     task = _restore_task(description)
     if target.suffix not in {'.jsonl', '.json' if task.kind == SPAN else '.tsv'}:
         raise InputError(f'{target}: predictions of {task.name} cannot be written as {target.suffix}; use {FORMATS}')
