@@ -97,7 +97,7 @@ def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrained
     """The tokenizer of the run or of the fine-tuned model; of an older run without one, that of its shards.
 
     Raises:
-        InputError: there is none, or it has another vocabulary than ``config``.
+        InputError: there is no tokenizer, its files are damaged, or it has another vocabulary than ``config``.
     """
     folder = checkpoint.tokenizer
     files = read_tokenizer_files(folder)
@@ -109,7 +109,10 @@ def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrained
     with tempfile.TemporaryDirectory() as scratch:
         for name, content in files.items():
             Path(scratch, name).write_bytes(content)
-        tokenizer = AutoTokenizer.from_pretrained(scratch, **NO_CODE)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(scratch, **NO_CODE)
+        except Exception as error:  # the class with which the tokenizers library refuses a file
+            raise InputError(f'{folder}: the files of the tokenizer are damaged: {error}') from None
     # A model fine-tuned from a Hugging Face encoder may have spare rows in its token table.
     has_spare_rows = checkpoint.run is None and len(tokenizer) < config.vocab_size
     if len(tokenizer) != config.vocab_size and not has_spare_rows:

@@ -67,7 +67,7 @@ class Progress:
         if self.live is None:
             print(line, file=sys.stderr, flush=True)  # not through rich, which would break the line
         else:
-            self.live.console.print(line, markup=False, highlight=False)
+            self.live.console.print(line, markup=False, emoji=False, highlight=False)
 
     def _build_table(self) -> Table:
         standings = self.list_standings()

@@ -183,6 +183,13 @@ class TestBadCheckpoints:
         with pytest.raises(InputError, match='not a whole safetensors file'):
             load_pretrained(str(run))
 
+    @pytest.mark.parametrize('name', ['tokenizer.json', 'tokenizer_config.json'])
+    def test_a_tokenizer_that_was_cut_off(self, run, name):
+        path = run / 'tokenizer' / name
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(InputError, match=r'run/tokenizer: the files of the tokenizer are damaged'):
+            load_pretrained(str(run))
+
     def test_a_tokenizer_of_another_size(self, run):
         write_tokenizer(run / 'tokenizer', vocab_size=V - 10)
         with pytest.raises(InputError, match=f'has {V - 10} tokens, the model {V}'):
