@@ -42,8 +42,9 @@ class Sample:
     start: int  # the run has been started so often
     since_start: float  # seconds
     step: int
-    trainer_mebibytes: float  # memory that is the process's own
-    workers_mebibytes: float  # the same of the loader workers, summed
+    # Resident memory. What is a process's own would also grow as it writes to pages that it shares with its parent.
+    trainer_mebibytes: float
+    workers_mebibytes: float  # summed
     open_files: int  # of all these processes
     threads: int
     shared_mebibytes: float  # in /dev/shm, of the whole machine
@@ -172,7 +173,7 @@ class LongRun(Campaign):
     def _measure(self) -> Sample:
         trainer, now = psutil.Process(self.command.pid), time.monotonic()
         processes = [trainer, *trainer.children(recursive=True)]
-        memory = [process.memory_full_info().uss / 2**20 for process in processes]
+        memory = [process.memory_info().rss / 2**20 for process in processes]
         shared = sum(path.stat().st_blocks * 512 for path in Path('/dev/shm').iterdir())
         return Sample(
             seconds=round(now - self.begun, 1),

@@ -15,7 +15,7 @@ from maelm_composer.masking.collate import MaskingCollator
 from maelm_composer.training.adapter import count_predicted
 from maelm_composer.training.checkpoints import is_due
 from maelm_composer.training.plan import Plan
-from maelm_composer.training.signals import ignore_stop_signals
+from maelm_composer.training.signals import follow_trainer
 
 
 def build_train_loader(plan: Plan, collator: MaskingCollator) -> DataSpec:
@@ -62,6 +62,6 @@ def _loader_settings(plan: Plan, collator: MaskingCollator) -> dict[str, Any]:
         'prefetch_factor': 4 if num_workers else None,
         'persistent_workers': num_workers > 0,
         'pin_memory': torch.cuda.is_available(),
-        'worker_init_fn': ignore_stop_signals,
+        'worker_init_fn': follow_trainer,
         'generator': torch.Generator(),
     }

@@ -65,10 +65,14 @@ def end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
-def ignore_stop_signals(worker: int) -> None:
-    """Have a loader worker obey stop signals of its trainer only, so that one for the whole group loses no batch."""
+def follow_trainer(worker: int) -> None:
+    """Have a loader worker end with its trainer alone: stop signals for the whole group must not lose a batch.
+
+    A worker whose trainer was killed prints no traceback.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with_trainer, daemon=True).start()
+    sys.excepthook = _report_unless_trainer_died
 
 
 def _end_with_trainer() -> None:
@@ -77,3 +81,14 @@ def _end_with_trainer() -> None:
     while signal.sigwaitinfo(STOP_SIGNALS).si_pid != trainer.pid:
         pass
     os._exit(0)
+
+
+def _report_unless_trainer_died(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """As sys.excepthook, but silent about a connection that broke because the trainer was killed."""
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+    if isinstance(error, ConnectionError):
+        trainer.join(1)
+        if not trainer.is_alive():
+            return
+    sys.__excepthook__(kind, error, trace)

@@ -1,11 +1,13 @@
 """What only real processes show: SIGKILL, the launcher, two ranks."""
 
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.records import load_record, parse_pretraining
 from maelm_composer.training.run import pretrain
+from maelm_composer.training.signals import follow_trainer
 from tests.training.conftest import count_rows
 
 EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
@@ -50,6 +53,34 @@ def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_
     assert 'the run was killed before; if because memory ran out, lower' in capsys.readouterr().out
     assert show_status() == 'finished'
     assert_same_run('whole', 'killed')
+
+
+def test_a_loader_worker_says_nothing_of_a_connection_that_its_killed_trainer_broke(tmp_path, wait_for):
+    forks = multiprocessing.get_context('fork')
+
+    def load() -> None:
+        with (tmp_path / 'said').open('w') as sys.stderr:
+            follow_trainer(0)
+            sys.excepthook(ConnectionResetError, ConnectionResetError('of a trainer that lives'), None)
+            (tmp_path / 'ready').touch()
+            multiprocessing.parent_process().join()
+            sys.excepthook(ConnectionResetError, ConnectionResetError('of the killed trainer'), None)
+            sys.excepthook(ValueError, ValueError('another'), None)
+        (tmp_path / 'done').touch()
+
+    def train() -> None:
+        forks.Process(target=load).start()
+        signal.pause()
+
+    trainer = forks.Process(target=train)
+    trainer.start()
+    wait_for(lambda: (tmp_path / 'ready').exists())
+    trainer.kill()
+    wait_for(lambda: (tmp_path / 'done').exists())
+    assert (tmp_path / 'said').read_text().splitlines() == [
+        'ConnectionResetError: of a trainer that lives',
+        'ValueError: another',
+    ]
 
 
 @pytest.mark.slow
