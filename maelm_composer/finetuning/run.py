@@ -79,7 +79,9 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     else:
         inputs = encode_texts(data.train, task, tokenizer, max_seq_len)
     if len(inputs) == 0:
-        raise InputError(f'{task.name}: no training row is left: {num_left_out} contexts do not contain their answers')
+        raise InputError(
+            f'{task.name}: no training row is left: the contexts of {num_left_out} do not contain their answers'
+        )
     evaluator = Evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
     device = find_device()
     encoder = place_encoder(pretrained.encoder, device)

@@ -202,13 +202,13 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
 
 def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:
     """The demands of every artefact for every pretraining seed, ordered by seed."""
-    seeded = [
-        replace(demand, model=replace(demand.model, seed=seed))
-        for artefact in artefacts
-        for demand in artefact.demands
-        for seed in suite.list_seeds(artefact.name, demand.model)
-    ]
-    return sorted(seeded, key=lambda demand: demand.model.seed or 0)
+    seeded: dict[int | None, list[Demand]] = {}
+    for artefact in artefacts:
+        for demand in artefact.demands:
+            for seed in suite.list_seeds(artefact.name, demand.model):
+                model = demand.model if seed is None else replace(demand.model, seed=seed)
+                seeded.setdefault(seed, []).append(replace(demand, model=model))
+    return [demand for seed in sorted(seeded, key=lambda seed: seed or 0) for demand in seeded[seed]]
 
 
 def list_checkpoints(config: PretrainingConfig) -> list[int]:
