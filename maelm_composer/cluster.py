@@ -30,25 +30,27 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         return
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # sends no usage statistics
     os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # Ray's future default; Ray warns if it is not set
-    handler = signal.getsignal(signal.SIGTERM)
+    before, received = signal.getsignal(signal.SIGTERM), []
+
+    def stop(number: int, frame: object) -> None:
+        received.append(number)
+        raise SystemExit(128 + number)
+
     is_main = threading.current_thread() is threading.main_thread()  # only there Ray sets a handler, or anyone may
     try:
         _init_ray(num_cpus)
         if is_main:
-            signal.signal(signal.SIGTERM, _exit)
+            signal.signal(signal.SIGTERM, stop)
         yield
     except SystemExit as ending:
-        if ending.code == signal.SIGTERM:  # Ray's handler, while Ray starts
+        # Ray's own handler ends with 15 while Ray starts, and Ray's calls turn every SystemExit into one of code 1.
+        if received or ending.code == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
     finally:
         ray.shutdown()
         if is_main:
-            signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
-
-
-def _exit(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _init_ray(num_cpus: int | None) -> None:

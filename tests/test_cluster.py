@@ -40,17 +40,19 @@ def test_a_machine_that_is_too_busy_for_ray_is_told_after_a_second_try(monkeypat
     assert len(tries) == 2
 
 
-def test_a_sigterm_ends_a_command_that_uses_ray_without_a_stack():
-    source = """
-import os, signal, time
+@pytest.mark.parametrize('wait', ['time.sleep(60)', 'ray.get(ray.remote(lambda: time.sleep(60)).remote())'])
+def test_a_sigterm_ends_a_command_that_uses_ray_without_a_stack(wait):
+    source = f"""
+import os, signal, threading, time
+import ray
 from maelm_composer.cluster import connect_ray
 with connect_ray(num_cpus=1):
     pass
 print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 with connect_ray(num_cpus=1):
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     try:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+        {wait}
     finally:
         print('released')
 """
