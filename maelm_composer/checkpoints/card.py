@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from maelm_composer.checkpoints.find import EncoderFolder, read_recipe
-from maelm_composer.checkpoints.names import MANIFEST, PROGRESS
+from maelm_composer.checkpoints.names import MANIFEST
 from maelm_composer.checkpoints.pretrained import HUB_NAME, Pretrained
 from maelm_composer.data.manifest import Manifest, load_manifest
 from maelm_composer.data.storage import is_s3, join, read_file
@@ -125,7 +125,7 @@ def _describe_results(found: EncoderFolder, record: Pretraining | None, finetune
     results: dict[str, float] = {}
     if finetuned is not None:
         results = finetuned.metrics
-    elif isinstance(record, PretrainingRecord) and record.samples == found.read_json(PROGRESS).get('samples'):
+    elif isinstance(record, PretrainingRecord) and record.samples == found.read_progress().get('samples'):
         results = {'validation loss (nats)': record.eval_loss, 'accuracy at masked positions': record.eval_accuracy}
     rows = ''.join(f'| {name} | {value:.4f} |\n' for name, value in results.items())
     return f'## Results\n\n| metric | value |\n|---|---|\n{rows}\n' if rows else ''

@@ -48,6 +48,17 @@ class EncoderFolder:
         content = read_file(join(self.uri, name))
         return {} if content is None else parse_json(content, join(self.uri, name))
 
+    def read_progress(self) -> dict[str, Any]:
+        """The content of progress.json; empty for a fine-tuned model.
+
+        Raises:
+            InputError: a checkpoint of a pretraining run has no such file.
+        """
+        progress = self.read_json(PROGRESS)
+        if self.run is not None and not progress:
+            raise InputError(f'{join(self.uri, PROGRESS)} is missing: restore the file, or choose another checkpoint')
+        return progress
+
     def read_record(self) -> Pretraining | None:
         """The record of the pretraining run; None for a fine-tuned model or a run without a record."""
         if self.run is None:
@@ -110,7 +121,7 @@ def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
 def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, Tensor], str]:
     """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex)."""
     uri = join(checkpoint.uri, WEIGHTS)
-    hashes = checkpoint.read_json(PROGRESS).get('hashes', {})
+    hashes = checkpoint.read_progress().get('hashes', {})
     with _as_local_file(uri) as path:
         digest = hash_file(path)
         if digest != hashes.get(WEIGHTS, digest):

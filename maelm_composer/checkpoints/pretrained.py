@@ -29,7 +29,7 @@ from maelm_composer.checkpoints.huggingface import (
     position_offset,
 )
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig, MaelmModel
-from maelm_composer.checkpoints.names import FINETUNED, PROGRESS, TOKENIZER, TOKENIZER_FILE
+from maelm_composer.checkpoints.names import FINETUNED, TOKENIZER, TOKENIZER_FILE
 from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
 from maelm_composer.data.manifest import read_tokenizer_files
 from maelm_composer.data.storage import join
@@ -210,7 +210,7 @@ def _identify(uri: str, digest: str, origin: Mapping[str, Any], is_ours: bool = 
 def _read_origin(checkpoint: EncoderFolder) -> dict[str, Any]:
     if checkpoint.run is None:
         return checkpoint.read_json(FINETUNED).get('checkpoint', {})
-    progress, record = checkpoint.read_json(PROGRESS), checkpoint.read_record()
+    progress, record = checkpoint.read_progress(), checkpoint.read_record()
     if record is None:
         return progress
     return progress | {'run_name': record.run_name, 'recipe_hash': record.provenance.recipe_hash}

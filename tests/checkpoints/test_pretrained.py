@@ -183,6 +183,11 @@ class TestBadCheckpoints:
         with pytest.raises(InputError, match='not a whole safetensors file'):
             load_pretrained(str(run))
 
+    def test_a_checkpoint_without_its_progress(self, run):
+        (run / CHECKPOINT / 'progress.json').unlink()
+        with pytest.raises(InputError, match=r'progress\.json is missing: restore the file'):
+            load_pretrained(str(run))
+
     @pytest.mark.parametrize('name', ['tokenizer.json', 'tokenizer_config.json'])
     def test_a_tokenizer_that_was_cut_off(self, run, name):
         path = run / 'tokenizer' / name
