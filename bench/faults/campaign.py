@@ -122,12 +122,12 @@ class Campaign:
         self.started = time.monotonic()
         return command
 
-    def _finish(self, command: Command, longest: float = LONGEST) -> Ending:
-        is_over = command.wait(longest)
+    def _finish(self, command: Command) -> Ending:
+        is_over = command.wait(LONGEST)
         code = command.end()
         ending = Ending(code, command.read(), time.monotonic() - self.started)
         if not is_over:
-            raise Defect(f'no end after {longest:.0f} s: {ending.said[-300:]!r}')
+            raise Defect(f'no end after {LONGEST:.0f} s: {ending.said[-300:]!r}')
         return ending
 
     def _collect(self, job: Job) -> dict[str, str]:

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerFast
 from maelm_composer.config import DataConfig, SourceConfig, SourceKind
 from maelm_composer.data.corpora import find_files, group_documents, iterate_documents
 from maelm_composer.data.dataset import PretrainingRows
-from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, load_manifest
+from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, load_manifest, read_tokenizer_files
 from maelm_composer.data.packing import build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
-from maelm_composer.data.storage import join, read_file
+from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file
 from maelm_composer.recipe import hash_json
@@ -52,7 +52,7 @@ def find_shards(config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_seq_
             f'{config.remote} has rows of {manifest.max_seq_len} tokens, the encoder takes {max_seq_len}: '
             'choose other shards, or give text files instead'
         )
-    content = read_file(join(config.remote, TOKENIZER, TOKENIZER_FILE))
+    content = read_tokenizer_files(join(config.remote, TOKENIZER)).get(TOKENIZER_FILE)
     if content is None or Tokenizer.from_buffer(content).get_vocab() != tokenizer.get_vocab():
         raise InputError(
             f"{config.remote} was made with another vocabulary than the checkpoint's: choose other shards or text files"

@@ -74,7 +74,7 @@ def read_tokenizer_files(folder: str) -> dict[str, bytes]:
     Raises:
         InputError: a file is missing or differs from its hash in recipe.json, which a tokenizer of version 0.1 lacks.
     """
-    place, remedy = storage.join(folder, TOKENIZER_RECIPE), f'restore it, or remove {folder} and run `maelm tokenizer`'
+    place, remedy = storage.join(folder, TOKENIZER_RECIPE), 'restore it: the shards and every run on them hold a copy'
     recipe = storage.read_file(place)
     hashes = {} if recipe is None else parse_json(recipe, place, remedy=remedy).get('hashes', {})
     names = {*hashes, TOKENIZER_RECIPE} if hashes else storage.list_names(folder)

@@ -11,7 +11,8 @@ from maelm_composer.checkpoints.find import find_encoder, read_weights
 from maelm_composer.checkpoints.names import TOKENIZER, TOKENIZER_FILE
 from maelm_composer.checkpoints.pretrained import ENCODER, load_pretrained
 from maelm_composer.config import DecoderConfig, Implementation, ModelConfig, PretrainingConfig
-from maelm_composer.data.storage import join, read_file
+from maelm_composer.data.manifest import read_tokenizer_files
+from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import MaskedLanguageModel
 from maelm_composer.records import EncoderIdentity
@@ -76,10 +77,12 @@ def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _assert_same_tokenizer(config: PretrainingConfig, theirs: Tokenizer) -> None:
-    uri = join(config.data.remote, TOKENIZER, TOKENIZER_FILE)
-    content = read_file(uri)
+    folder = join(config.data.remote, TOKENIZER)
+    content = read_tokenizer_files(folder).get(TOKENIZER_FILE)
     if content is None:
-        raise InputError(f'{uri} is missing, so it cannot be compared with the tokenizer of {config.init_from}')
+        raise InputError(
+            f'{join(folder, TOKENIZER_FILE)} is missing: it is compared with the tokenizer of {config.init_from}'
+        )
     states = [json.loads(tokenizer.to_str()) for tokenizer in (Tokenizer.from_buffer(content), theirs)]
     for part in ('model', 'normalizer', 'pre_tokenizer'):  # vocabulary, case, words
         if states[0][part] != states[1][part]:
