@@ -2,15 +2,23 @@
 
 import contextlib
 import os
+import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
+from tqdm import tqdm
+
 from maelm_composer.errors import InputError
 
 SECONDS_TO_ANSWER = 10
+# Ray's processes without which its calls wait for up to a minute, or forever. A raylet ends with its agents.
+SERVERS, AGENTS = {'raylet', 'gcs_server'}, ('ray::DashboardAgent', 'ray::RuntimeEnvAgent', 'agent.py', 'agent/main.py')
+DEAD = 'a server process of Ray has died, most likely because memory ran out: the same command goes on'
 
 
 @contextlib.contextmanager
@@ -53,9 +61,51 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
+@contextlib.contextmanager
+def ending_with_ray() -> Iterator[None]:
+    """End this process with one line and exit code 2 if, during the body, a server of a Ray that it has started dies.
+
+    No exception can be raised: Ray itself ends the process, without a word, as soon as its object store is gone.
+    """
+    is_over = threading.Event()
+
+    def watch() -> None:
+        poller, descriptors = select.poll(), []
+        for process in _list_servers():
+            with contextlib.suppress(ProcessLookupError):
+                descriptors.append(os.pidfd_open(process.pid))
+                poller.register(descriptors[-1], select.POLLIN)
+        while descriptors and not is_over.is_set():
+            if poller.poll(1000) and not is_over.is_set():
+                tqdm.write(f'error: {DEAD}', file=sys.stderr)
+                os._exit(2)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    if hasattr(os, 'pidfd_open'):  # Linux
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def _list_servers() -> list[psutil.Process]:
+    """The servers that this process has started, and their agents."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            is_agent = any(part.endswith(AGENTS) for part in process.cmdline())
+            if process.name() in SERVERS or (is_agent and process.parent().name() in SERVERS):
+                found.append(process)
+    return found
+
+
 def _init_ray(num_cpus: int | None) -> None:
     import ray
 
+    # Ray would print the last lines of a dead server's log. Its option log_to_driver does not cover them.
+    ray._private.worker._worker_logs_enabled = False
     quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
     address = os.environ.get('RAY_ADDRESS')
     if address is not None:

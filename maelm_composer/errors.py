@@ -21,15 +21,26 @@ class InputError(ValueError):
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turn an :class:`InputError`, or an OSError such as a full disk, into one line and exit code 2; Ctrl-C, 130."""
+    interrupts, before = [], signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         yield
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
-    except (InputError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is None:
+    except (Exception, KeyboardInterrupt) as error:
+        if interrupts or isinstance(error, KeyboardInterrupt):  # torch turns an interrupt into an error of its own
+            raise SystemExit(128 + signal.SIGINT) from None
+        if not isinstance(error, (InputError, OSError)) or (isinstance(error, OSError) and error.errno is None):
             raise
         if os.environ.get('RANK', '0') != '0':
             # If rank 0 has the same error, only rank 0 prints it: the launcher ends the other ranks meanwhile.
             time.sleep(SECONDS_FOR_RANK_ZERO)
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+    finally:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)

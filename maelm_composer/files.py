@@ -14,10 +14,22 @@ from safetensors import SafetensorError
 
 from maelm_composer.errors import InputError
 
+CHECKSUM = 'checksum'  # key of the JSON files of this package: SHA-256 of their other fields
+
+
+def hash_json(value: Any) -> str:
+    """SHA-256 (hex) of ``value`` as JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def format_json(plain: dict[str, Any], indent: int | None = 2) -> str:
+    """``plain`` as JSON with its checksum, which :func:`parse_json` compares."""
+    return json.dumps(plain | {CHECKSUM: hash_json(plain)}, indent=indent) + '\n'
+
 
 def write_json(path: Path, plain: dict[str, Any]) -> None:
-    """Write ``plain`` as indented JSON; a reader sees the old file or the new one, never a part."""
-    write_text(path, json.dumps(plain, indent=2) + '\n')
+    """Write :func:`format_json`; a reader sees the old file or the new one, never a part."""
+    write_text(path, format_json(plain))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -39,7 +51,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def parse_json(content: str | bytes, where: str, needs: Sequence[str] = (), remedy: str = '') -> dict[str, Any]:
-    """The JSON object in ``content``.
+    """The JSON object in ``content`` without its checksum. Files of other programs and of version 0.1 have none.
 
     Args:
         where: name of the file, for the message.
@@ -47,21 +59,25 @@ def parse_json(content: str | bytes, where: str, needs: Sequence[str] = (), reme
         remedy: what to do if it is damaged.
 
     Raises:
-        InputError: ``content`` is not JSON, or no object with these keys.
+        InputError: ``content`` is not JSON, no object with these keys, or not the one that was written.
     """
     try:
         plain = json.loads(content)
+        if not isinstance(plain, dict):
+            raise ValueError('it is no JSON object')
+        if missing := [key for key in needs if key not in plain]:
+            raise ValueError(f'it lacks {", ".join(missing)}')
+        checksum = plain.pop(CHECKSUM, None)
+        if checksum not in (None, hash_json(plain)):
+            raise ValueError('its checksum is not that of its other fields')
     except ValueError as error:
         raise InputError(f'{where} is damaged: {error}' + f'; {remedy}' * bool(remedy)) from None
-    missing = [key for key in needs if not isinstance(plain, dict) or key not in plain]
-    if missing or not isinstance(plain, dict):
-        raise InputError(f'{where} is damaged: it lacks {", ".join(missing)}' + f'; {remedy}' * bool(remedy))
     return plain
 
 
-def hash_file(path: str | Path) -> str:
-    """SHA-256 of the content, in hexadecimal."""
-    digest = hashlib.sha256()
+def hash_file(path: str | Path, algorithm: str = 'sha256') -> str:
+    """The hash of the content, in hexadecimal."""
+    digest = hashlib.new(algorithm)
     with open(path, 'rb') as file:
         while block := file.read(1 << 20):
             digest.update(block)

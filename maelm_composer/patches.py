@@ -5,6 +5,7 @@ Each workaround says which fault it is for; ``tests/test_patches.py`` fails once
 
 import atexit
 import contextlib
+import errno
 import gc
 import os
 import tempfile
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import streaming.base.dataset
 import streaming.base.shared.array
 import streaming.base.shared.prefix
+import torch.utils.data.dataloader
 from filelock import FileLock
 from streaming import StreamingDataset
 from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, RESUME
@@ -25,6 +27,8 @@ from streaming.base.dataset import _ShardState
 from streaming.base.distributed import barrier, get_local_rank
 from streaming.base.shared import SharedMemory
 from streaming.base.shared.prefix import _get_path
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from maelm_composer.device import MORE_SHARED_MEMORY
 from maelm_composer.errors import InputError
@@ -77,6 +81,29 @@ def _remove_files(paths: list[Path], owner: int) -> None:
 
 for _module in (streaming.base.dataset, streaming.base.shared.array, streaming.base.shared.prefix):
     _module.__dict__['SharedMemory'] = OwnedMemory
+
+
+class RobustLoaderIterator(_MultiProcessingDataLoaderIter):
+    """The iterator of a DataLoader with workers: if its queues cannot be made, freeing it prints no traceback.
+
+    Raises:
+        InputError: /dev/shm is full.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        try:
+            super().__init__(loader)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise InputError(f'the queues of the loader workers: {error.strerror}; {MORE_SHARED_MEMORY}') from None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # which __init__ has not come to
+            super().__del__()
+
+
+torch.utils.data.dataloader._MultiProcessingDataLoaderIter = RobustLoaderIterator  # type: ignore[misc]
 
 
 class RobustStreamingDataset(StreamingDataset):

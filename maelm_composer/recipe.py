@@ -7,9 +7,7 @@ it was loaded.
 import dataclasses
 import difflib
 import enum
-import hashlib
 import itertools
-import json
 import math
 import operator
 import re
@@ -31,6 +29,7 @@ from maelm_composer.config import (
     TaskSource,
 )
 from maelm_composer.errors import InputError
+from maelm_composer.files import hash_json
 from maelm_composer.shipped import find_shipped
 
 Config = TypeVar('Config', CorpusConfig, PretrainingConfig, FinetuningConfig, SuiteConfig)
@@ -100,11 +99,6 @@ def _to_plain(value: Any, annotation: Any) -> Any:
     if isinstance(value, dict):
         return {key: _to_plain(item, inner[1]) for key, item in value.items()}
     return float(value) if float in (annotation, *inner) and value is not None else value
-
-
-def hash_json(value: Any) -> str:
-    """SHA-256 (hex) of ``value`` as JSON with sorted keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def hash_config(config: Any) -> str:

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
-from maelm_composer.files import write_json
+from maelm_composer.files import parse_json, write_json
 from maelm_composer.provenance import Provenance
 
 CONTENT_HASH = 'content hash of data.remote'  # key of a pretraining run's identity
@@ -213,16 +213,14 @@ class RankRecord(Record):
 
 
 def _parse(adapter: TypeAdapter[AnyRecord], kind: str, text: str | bytes, where: str) -> AnyRecord:
+    plain = parse_json(text, where)
     try:
-        plain = json.loads(text)
-        return adapter.validate_json(json.dumps({'version': 1} | plain if isinstance(plain, dict) else plain))
+        return adapter.validate_json(json.dumps({'version': 1} | plain))
     except ValidationError as error:
         first = error.errors()[0]
         # The status, by which pydantic has chosen a class, comes before the field.
         field = [str(part) for part in first['loc'] if part not in ('running', 'stopped', 'finished', 'failed')]
         raise InputError(f'{where} is no {kind} record: {": ".join([*field, first["msg"]])}') from None
-    except ValueError as error:
-        raise InputError(f'{where} is not JSON: {error}') from None
 
 
 Pretraining = UnfinishedPretraining | PretrainingRecord

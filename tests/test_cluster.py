@@ -8,7 +8,7 @@ import sys
 import pytest
 import ray
 
-from maelm_composer.cluster import connect_ray
+from maelm_composer.cluster import DEAD, connect_ray
 from maelm_composer.errors import InputError
 
 
@@ -60,3 +60,29 @@ with connect_ray(num_cpus=1):
     assert ended.returncode == 128 + signal.SIGTERM
     assert ended.stdout.split() == ['True', 'released']
     assert 'SIGTERM' not in ended.stderr
+
+
+@pytest.mark.parametrize('server', ['raylet', 'gcs_server', 'RuntimeEnvAgent'])
+def test_a_dead_server_of_ray_ends_the_command_with_one_line(server):
+    source = f"""
+import threading, time
+import psutil, ray
+from maelm_composer.cluster import connect_ray, ending_with_ray
+
+def kill():
+    time.sleep(1)
+    processes = psutil.Process().children(recursive=True)
+    (server,) = [process for process in processes if process.name().endswith('{server}')]
+    server.kill()
+
+with connect_ray(num_cpus=1):
+    with ending_with_ray():
+        large = ray.put(b'x' * 1_000_000)
+    with ending_with_ray():
+        threading.Thread(target=kill).start()
+        ray.get(ray.remote(lambda value: time.sleep(300)).remote(large))
+"""
+    ended = subprocess.run([sys.executable, '-c', source], capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 2
+    assert not ended.stdout
+    assert ended.stderr == f'error: {DEAD}\n'

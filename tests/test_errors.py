@@ -11,3 +11,18 @@ def test_ctrl_c_ends_with_its_own_exit_code_and_no_traceback(capsys):
     with pytest.raises(SystemExit, match='130'), one_line_errors():
         signal.raise_signal(signal.SIGINT)
     assert capsys.readouterr() == ('', '')
+
+
+def test_an_interrupt_that_torch_has_turned_into_an_error_of_its_own_is_an_interrupt():
+    def convert() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError('could not determine the shape') from None
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit, match='130'), one_line_errors():
+        convert()
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(ValueError, match='its own'), one_line_errors():
+        raise ValueError('its own')

@@ -1,6 +1,7 @@
 """Files that cannot be written, or cannot be read."""
 
 import errno
+import math
 import resource
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from maelm_composer.errors import InputError
-from maelm_composer.files import parse_json, writing_tensors
+from maelm_composer.files import format_json, parse_json, writing_tensors
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_tensors_on_a_full_disk_are_an_error_of_the_system(tmp_path, small_files
     [
         ('{"a": 1, "b"', r'x\.json is damaged: .*; remove it'),
         ('{"a": 1, "c": 2}', r'x\.json is damaged: it lacks b; remove it'),
-        ('[1]', r'x\.json is damaged: it lacks a, b; remove it'),
+        ('[1]', r'x\.json is damaged: it is no JSON object; remove it'),
         (b'\xff\xfe{}', r'x\.json is damaged: .*; remove it'),
     ],
 )
@@ -44,3 +45,15 @@ def test_damaged_json_is_one_line(content, message):
     with pytest.raises(InputError, match=message):
         parse_json(content, 'x.json', ['a', 'b'], 'remove it')
     assert parse_json('{"a": 1, "b": 2}', 'x.json', ['a', 'b']) == {'a': 1, 'b': 2}
+
+
+@pytest.mark.parametrize('indent', [None, 2])
+def test_a_changed_digit_in_our_json_is_named(indent):
+    plain = {'a': 0.1, 'b': [1, {'c': 25}], 'd': (math.nan, None, 'é')}
+    text = format_json(plain, indent)
+    read = parse_json(text, 'x.json')
+    assert format_json(read, indent) == text
+    with pytest.raises(
+        InputError, match=r'^x\.json is damaged: its checksum is not that of its other fields; remove it$'
+    ):
+        parse_json(text.replace('25', '24'), 'x.json', remedy='remove it')

@@ -1,18 +1,24 @@
 """A workaround goes when its fault goes: these tests fail where a fault is no longer there."""
 
+import errno
 import gc
 import importlib.metadata
 import inspect
+import multiprocessing
 import os
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from composer.core import engine
 from streaming import StreamingDataset
 from streaming.base import dataset
 from streaming.base.format.base.reader import Reader
 from streaming.base.shared import SharedMemory
+from torch.utils.data import DataLoader
 
 from maelm_composer import patches
 from maelm_composer.errors import InputError
@@ -55,3 +61,27 @@ def test_shared_memory_that_is_full_is_one_line():
 )
 def test_the_fault_is_still_in_the_source(owner, sign):
     assert sign in inspect.getsource(owner)
+
+
+@pytest.mark.parametrize('there_is_room_for', range(4))
+def test_a_loader_without_room_for_its_queues_is_one_line(monkeypatch, there_is_room_for):
+    """torch's own iterator is freed with a traceback on standard error."""
+    context, made, freed = multiprocessing.get_context(), [], []
+
+    def make(kind: str) -> Any:
+        def make_or_fail() -> Any:
+            if len(made) == there_is_room_for:
+                raise OSError(errno.ENOSPC, 'No space left on device')
+            made.append(kind)
+            return getattr(context, kind)()
+
+        return make_or_fail
+
+    for kind in ('Queue', 'Event'):
+        monkeypatch.setattr(torch.multiprocessing, kind, make(kind))
+    monkeypatch.setattr(sys, 'unraisablehook', freed.append)
+    with pytest.raises(InputError, match='the queues of the loader workers: No space left on device; enlarge /dev/shm'):
+        iter(DataLoader(range(4), num_workers=2))
+    gc.collect()
+    assert made == ['Queue', 'Event', 'Queue', 'Queue'][:there_is_room_for]
+    assert freed == []

@@ -157,7 +157,8 @@ def _drop_times(value: Any) -> Any:
         return [_drop_times(item) for item in value]
     if not isinstance(value, dict):
         return value
-    timed = ('seconds', 'hours', 'per_second', 'git_revision')  # the source may be edited while a campaign runs
+    # The source may be edited while a campaign runs. A checksum covers the times too.
+    timed = ('seconds', 'hours', 'per_second', 'git_revision', 'checksum')
     return {key: _drop_times(item) for key, item in value.items() if not key.endswith(timed)}
 
 

@@ -19,8 +19,7 @@ from maelm_composer.data.packing import build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError
-from maelm_composer.files import hash_file
-from maelm_composer.recipe import hash_json
+from maelm_composer.files import hash_file, hash_json
 
 SPLIT = 'validation'
 LONGEST_TEXT_ROW = 512  # tokens, the paper's length, also for encoders that take longer rows

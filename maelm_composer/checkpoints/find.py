@@ -60,12 +60,18 @@ class EncoderFolder:
         return progress
 
     def read_record(self) -> Pretraining | None:
-        """The record of the pretraining run; None for a fine-tuned model or a run without a record."""
+        """The record of the pretraining run; None for a fine-tuned model.
+
+        Raises:
+            InputError: a run has no record, or a damaged one.
+        """
         if self.run is None:
             return None
         uri = join(self.run, RECORD)
         content = read_file(uri)
-        return None if content is None else parse_pretraining(content, uri)
+        if content is None:
+            raise InputError(f'{uri} is missing: restore the file, since records of this checkpoint name its run')
+        return parse_pretraining(content, uri)
 
 
 def find_encoder(checkpoint: str) -> EncoderFolder | None:
@@ -76,7 +82,7 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
             fine-tuned model.
 
     Raises:
-        InputError: the run has no checkpoint, or the s3:// address is empty.
+        InputError: the run has no checkpoint, a checkpoint has no weights, or the s3:// address is empty.
     """
     uri = checkpoint.rstrip('/')
     is_remote = is_s3(uri)
@@ -85,6 +91,8 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
     names = list_names(uri)
     if FINETUNED in names:
         return EncoderFolder(uri, None)
+    if PROGRESS in names and WEIGHTS not in names:
+        raise InputError(f'{join(uri, WEIGHTS)} is missing: restore the file, or choose another checkpoint')
     if WEIGHTS in names and HUGGING_FACE_CONFIG not in names:
         return EncoderFolder(uri, os.path.dirname(uri) or '.')
     parent, _, name = uri.rpartition('/')
@@ -100,9 +108,9 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
 
 
 def list_checkpoints(run: str) -> list[EncoderFolder]:
-    """The complete checkpoints of a pretraining run, oldest first; a later one than ``latest`` may be incomplete."""
+    """The checkpoints of a pretraining run, oldest first; a later one than ``latest`` may be incomplete."""
     newest = _read_latest(run) or ''
-    found = {name.removesuffix(f'/{WEIGHTS}') for name in list_names(run, recursive=True) if name.endswith(WEIGHTS)}
+    found = {name.split('/')[0] for name in list_names(run, recursive=True)}
     names = sorted(name for name in found if name.startswith(CHECKPOINT_PREFIX) and name <= newest)
     return [EncoderFolder(join(run, name), run) for name in names]
 
@@ -121,11 +129,12 @@ def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
 def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, Tensor], str]:
     """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex)."""
     uri = join(checkpoint.uri, WEIGHTS)
-    hashes = checkpoint.read_progress().get('hashes', {})
+    described = checkpoint.read_json(FINETUNED) if checkpoint.run is None else checkpoint.read_progress()
+    hashes = described.get('hashes', {})
     with _as_local_file(uri) as path:
         digest = hash_file(path)
         if digest != hashes.get(WEIGHTS, digest):
-            raise InputError(f'{uri} is damaged: its SHA-256 is not the one in {PROGRESS}')
+            raise InputError(f'{uri} is damaged: its SHA-256 is not the one written beside it')
         try:
             with safe_open(path, 'pt') as file:
                 names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict

@@ -4,7 +4,7 @@
 
     model.safetensors   encoder.* and head.*
     finetuned.json      config (of the encoder), task, kind, text_columns, label_names, label_range, max_seq_len, span,
-                        checkpoint (the pretrained encoder's identity)
+                        checkpoint (the pretrained encoder's identity), hashes (SHA-256 of the weights)
     tokenizer/
 """
 
@@ -20,7 +20,7 @@ from maelm_composer.checkpoints.names import FINETUNED, TOKENIZER, WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained
 from maelm_composer.config import SpanConfig
 from maelm_composer.data.tokenizer import write_tokenizer
-from maelm_composer.files import apply_umask, write_json, writing_tensors
+from maelm_composer.files import apply_umask, hash_file, write_json, writing_tensors
 from maelm_composer.recipe import to_plain
 from maelm_composer.tasks.catalogue import SPAN, Task
 
@@ -43,10 +43,11 @@ def save_model(
     }
     plain = {name: value.contiguous() for name, value in weights.items()}
     try:
-        write_json(staged / FINETUNED, description)
+        staged.mkdir(parents=True)
         with writing_tensors(staged / WEIGHTS):
             save_file(plain, staged / WEIGHTS, {'format': 'pt'})
         apply_umask(staged / WEIGHTS)
+        write_json(staged / FINETUNED, description | {'hashes': {WEIGHTS: hash_file(staged / WEIGHTS)}})
         write_tokenizer(pretrained.tokenizer, staged / TOKENIZER)
         shutil.rmtree(folder, ignore_errors=True)
         staged.rename(folder)

@@ -16,12 +16,12 @@ from maelm_composer.data.manifest import Manifest
 from maelm_composer.data.outage import read_through_outage
 from maelm_composer.data.shards import HASH
 from maelm_composer.errors import InputError
-from maelm_composer.files import parse_json
+from maelm_composer.files import hash_file, parse_json
 from maelm_composer.patches import RobustStreamingDataset
 
 
 class VerifiedStream(Stream):
-    """The shards under ``source``, unpacked into ``local``; each is compared with its hash when it is fetched.
+    """The shards under ``source``, unpacked into ``local``; each process compares each shard with its hash once.
 
     Streaming's own class writes every download to the same temporary file, even from several jobs that share a cache,
     and refuses a cache that a killed job seems to hold ('Reused local directory'). This class moves every unpacked
@@ -32,6 +32,7 @@ class VerifiedStream(Stream):
         # Without a remote Streaming neither downloads nor reserves the folder for one job.
         super().__init__(local=local, keep_zip=False)
         self.source, self.max_outage_minutes = source, max_outage_minutes
+        self.whole: set[str] = set()  # unpacked shards whose hashes this process has compared
         content, cached = storage.read_file(storage.join(source, 'index.json')), os.path.join(local, 'index.json')
         if content is None:
             raise InputError(f'{source}/index.json is missing: run `maelm shards` again')
@@ -49,9 +50,12 @@ class VerifiedStream(Stream):
         """Fetch and unpack ``shard`` unless its file is complete; returns the bytes written."""
         ((raw, packed),) = shard.file_pairs
         target = os.path.join(self.local, raw.basename)
-        if os.path.isfile(target) and os.path.getsize(target) == raw.bytes:
+        if target in self.whole and os.path.isfile(target):
             return 0
-        Path(target).unlink(missing_ok=True)  # so that no job reads a truncated file
+        if os.path.isfile(target) and hash_file(target, HASH) == raw.hashes[HASH]:
+            self.whole.add(target)
+            return 0
+        Path(target).unlink(missing_ok=True)  # so that no job reads a damaged file
         content = self._fetch(packed.basename, packed.hashes[HASH])
         storage.write_file(target, decompress(shard.compression, content))
         return int(raw.bytes)

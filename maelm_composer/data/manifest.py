@@ -2,13 +2,12 @@
 
 import dataclasses
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from maelm_composer.data import storage
 from maelm_composer.errors import InputError
-from maelm_composer.files import parse_json
+from maelm_composer.files import format_json, parse_json
 
 FILE_NAME = 'manifest.json'
 ID_COUNTS = 'id_counts.json'
@@ -48,24 +47,33 @@ def load_manifest(remote: str) -> Manifest:
     Raises:
         InputError: there are no shards, or another version of this package made them.
     """
-    content = storage.read_file(storage.join(remote, FILE_NAME))
+    where = storage.join(remote, FILE_NAME)
+    content = storage.read_file(where)
     if content is None:
         raise InputError(f'no shards at {remote}: run `maelm shards RECIPE.yaml` first (yamls/data/)')
+    fields = parse_json(content, where)
     try:
-        fields = json.loads(content)
         splits = {name: SplitStatistics(**split) for name, split in fields.pop('splits').items()}
         return Manifest(splits=splits, **fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f'{storage.join(remote, FILE_NAME)} is not a manifest of this version: {error}') from None
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InputError(f'{where} is not a manifest of this version: {error}') from None
 
 
 def load_id_counts(remote: str) -> list[int]:
     """The (V,) number of occurrences of each id in the training rows; 0 for special tokens."""
-    content = storage.read_file(storage.join(remote, ID_COUNTS))
+    where, remedy = storage.join(remote, ID_COUNTS), 'run `maelm shards` again'
+    content = storage.read_file(where)
     if content is None:
-        raise InputError(f'{storage.join(remote, ID_COUNTS)} is missing: run `maelm shards` again')
-    counts: list[int] = json.loads(content)
+        raise InputError(f'{where} is missing: {remedy}')
+    if content.startswith(b'['):  # version 0.1 wrote the list alone
+        content = b'{"train": %s}' % content
+    counts: list[int] = parse_json(content, where, ['train'], remedy)['train']
     return counts
+
+
+def save_id_counts(remote: str, counts: list[int]) -> None:
+    """Write the (V,) ``counts`` of the training rows."""
+    storage.write_file(storage.join(remote, ID_COUNTS), format_json({'train': counts}, indent=None).encode())
 
 
 def read_tokenizer_files(folder: str) -> dict[str, bytes]:
@@ -87,5 +95,4 @@ def read_tokenizer_files(folder: str) -> dict[str, bytes]:
 
 def save_manifest(remote: str, manifest: Manifest) -> None:
     """Write ``manifest.json`` in one atomic step."""
-    content = json.dumps(dataclasses.asdict(manifest), indent=2, sort_keys=True)
-    storage.write_file(storage.join(remote, FILE_NAME), content.encode() + b'\n')
+    storage.write_file(storage.join(remote, FILE_NAME), format_json(dataclasses.asdict(manifest)).encode())

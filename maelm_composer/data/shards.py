@@ -15,17 +15,24 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from maelm_composer.cluster import connect_ray, get_result
+from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents, name_sources
-from maelm_composer.data.manifest import FILE_NAME, ID_COUNTS, Manifest, SplitStatistics, load_manifest, save_manifest
+from maelm_composer.data.manifest import (
+    FILE_NAME,
+    Manifest,
+    SplitStatistics,
+    load_manifest,
+    save_id_counts,
+    save_manifest,
+)
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.files import parse_json
-from maelm_composer.recipe import hash_json, to_plain
+from maelm_composer.files import format_json, hash_json, parse_json
+from maelm_composer.recipe import to_plain
 
 SPLITS = ('train', 'validation')
 HASH = 'sha1'
@@ -70,9 +77,9 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
                 f'add text, or change validation_fraction {config.validation_fraction}'
             )
         shards = [shard for record in records for shard in record[split]['shards']]
-        index = json.dumps({'version': 2, 'shards': shards}, sort_keys=True)
+        index = format_json({'version': 2, 'shards': shards}, indent=None)
         storage.write_file(storage.join(config.remote, split, 'index.json'), index.encode())
-    storage.write_file(storage.join(config.remote, ID_COUNTS), json.dumps(counts['train'].tolist()).encode())
+    save_id_counts(config.remote, counts['train'].tolist())
     manifest = Manifest(
         vocab_size=config.tokenizer.vocab_size,
         max_seq_len=config.max_seq_len,
@@ -160,7 +167,7 @@ def _convert(
             counts[split] += record[split].pop('id_counts')
         records[task] = record
 
-    with connect_ray(num_workers):
+    with connect_ray(num_workers), ending_with_ray():
         at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
         remote_task = ray.remote(num_cpus=1, max_retries=3)(_run_task)
         shared = ray.put((tokenizer_json, config, recipe_hash))
@@ -206,8 +213,8 @@ def _run_task(documents: list[str], shared: tuple[str, CorpusConfig, str], task:
             if folder.exists():
                 storage.write_folder(storage.join(config.remote, split, f'{task:05}'), folder)
     record |= {'recipe_hash': recipe_hash, 'text_hash': text_hash}
-    content = json.dumps(record, sort_keys=True).encode()
-    storage.write_file(storage.join(config.remote, 'parts', f'{task:05}.json'), content)
+    content = format_json(record, indent=None)
+    storage.write_file(storage.join(config.remote, 'parts', f'{task:05}.json'), content.encode())
     return record
 
 

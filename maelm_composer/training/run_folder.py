@@ -40,7 +40,7 @@ class RunFolder:
         self.unsent: list[str] = []  # checkpoints of this process that the object store lacks; the same on every rank
 
     def assert_writable(self) -> None:
-        """Write a file and read it back; refuse a working copy in the folder of a local run."""
+        """Write a file; refuse a working copy in the folder of a local run."""
         self.local.mkdir(parents=True, exist_ok=True)
         if self.is_remote and (self.local / LATEST).is_symlink():
             raise InputError(
@@ -48,8 +48,6 @@ class RunFolder:
                 'choose another run_name, or move the local run'
             )
         self.write('.probe', 'probe\n')
-        if self.read('.probe') is None:
-            raise InputError(f'{self.uri} accepts a file but does not return it: check its credentials')
         self.remove('.probe')
 
     def read(self, name: str) -> str | None:
@@ -58,16 +56,25 @@ class RunFolder:
         return None if content is None else content.decode()
 
     def write(self, name: str, text: str) -> None:
-        """Write a file in one atomic step."""
+        """Write a file in one atomic step.
+
+        Raises:
+            OutageError: the object store has accepted the file, but does not return it.
+        """
         write_text(self.local / name, text)
         if self.is_remote:
             write_file(join(self.uri, name), text.encode())
+            if self.read(name) != text:
+                raise OutageError(f'{self.uri} accepts a file but does not return it: check its credentials')
 
     def remove(self, name: str) -> None:
         """Delete a file, or a folder with its files."""
         path = self.local / name
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            removed = self.local / '.removed'  # a kill leaves no part of a checkpoint under its name
+            shutil.rmtree(removed, ignore_errors=True)
+            path.rename(removed)
+            shutil.rmtree(removed)
         else:
             path.unlink(missing_ok=True)
         if self.is_remote:

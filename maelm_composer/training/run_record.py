@@ -1,7 +1,6 @@
 """The record of a pretraining run in its folder, and whether a folder belongs to a run."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +9,7 @@ from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import read_tokenizer_files
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
+from maelm_composer.files import format_json
 from maelm_composer.recipe import to_plain, to_yaml
 from maelm_composer.records import (
     CONTENT_HASH,
@@ -120,7 +120,7 @@ def finish_record(
 
 
 def _write(folder: 'RunFolder', record: Pretraining) -> None:
-    folder.write(RECORD, json.dumps(format_record(record), indent=2) + '\n')
+    folder.write(RECORD, format_json(format_record(record)))
 
 
 def _flatten(nested: dict[str, Any], prefix: str = '') -> dict[str, Any]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import DistilBertConfig, DistilBertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
 
+from maelm_composer.checkpoints.find import list_checkpoints
 from maelm_composer.checkpoints.huggingface import HuggingFaceEncoder
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import Implementation
@@ -183,9 +184,16 @@ class TestBadCheckpoints:
         with pytest.raises(InputError, match='not a whole safetensors file'):
             load_pretrained(str(run))
 
-    def test_a_checkpoint_without_its_progress(self, run):
-        (run / CHECKPOINT / 'progress.json').unlink()
-        with pytest.raises(InputError, match=r'progress\.json is missing: restore the file'):
+    @pytest.mark.parametrize('name', ['progress.json', 'model.safetensors'])
+    def test_a_checkpoint_without_one_of_its_files(self, run, name):
+        (run / CHECKPOINT / name).unlink()
+        with pytest.raises(InputError, match=f'{name} is missing: restore the file'):
+            load_pretrained(str(run))
+        assert [Path(found.uri).name for found in list_checkpoints(str(run))] == [CHECKPOINT]
+
+    def test_a_run_without_its_record(self, run):
+        (run / 'record.json').unlink()
+        with pytest.raises(InputError, match=r'record\.json is missing: restore the file'):
             load_pretrained(str(run))
 
     @pytest.mark.parametrize('name', ['tokenizer.json', 'tokenizer_config.json'])

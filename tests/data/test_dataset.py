@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import hashlib
-import json
 import multiprocessing
 import os
 import resource
@@ -26,6 +25,7 @@ from maelm_composer.data.shards import build_shards
 from maelm_composer.data.shared_memory import find_dead_segments
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
+from maelm_composer.files import parse_json, write_json
 from tests.data.conftest import serve_s3
 
 GLOBAL_BATCH = 12
@@ -275,18 +275,27 @@ def test_a_cache_emptied_under_a_run_is_filled_again(shards):
     assert all((a['input_ids'] == b['input_ids']).all() for a, b in zip(again, whole, strict=True))
 
 
+def test_an_unpacked_shard_with_another_bit_is_unpacked_again(shards):
+    whole = iterate(shards.remote)
+    path = min(list_unpacked())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert iterate(shards.remote) == whole
+
+
 def test_the_same_rows_packed_to_other_bytes_are_read_with_their_own_index(shards):
     whole = iterate(shards.remote)
     for path in list_unpacked():
         path.unlink()
     index = Path(shards.remote, 'train', 'index.json')
-    listed = json.loads(index.read_text())
+    listed = parse_json(index.read_text(), 'index.json')
     for entry in listed['shards']:
         packed = Path(shards.remote, 'train', entry['zip_data']['basename'])
         content = zstandard.compress(zstandard.decompress(packed.read_bytes()), level=1)
         packed.write_bytes(content)
         entry['zip_data'] |= {'bytes': len(content), 'hashes': {'sha1': hashlib.sha1(content).hexdigest()}}
-    index.write_text(json.dumps(listed))
+    write_json(index, listed)
     assert iterate(shards.remote) == whole
 
 
