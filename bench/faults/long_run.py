@@ -28,9 +28,9 @@ from maelm_composer.statistics import MeanInterval, estimate_mean
 
 BATCH = PRETRAINING['training']['global_train_batch_size']
 PAUSE = (60.0, 120.0)  # seconds from one fault to the next
-SETTLING = 30.0  # seconds after a start in which memory grows until every part of the program has run once
+SETTLING = 1000  # steps after a start in which memory grows until every part has run once, validation as the last
 FAULTS = [kind for kind in KINDS if (kind.signal or kind.pause or kind.server) and not kind.fewer_cores]
-LEAST_SAMPLES = 5  # of a start whose growth is measured
+LEAST_SAMPLES, LEAST_STEPS = 5, 1000  # of a start whose growth is measured
 QUANTITIES = ('trainer_mebibytes', 'workers_mebibytes', 'open_files', 'threads', 'shared_mebibytes')
 
 
@@ -191,16 +191,17 @@ class LongRun(Campaign):
 def measure_growth(samples: Sequence[Sample], quantity: str) -> MeanInterval | None:
     """Growth of ``quantity`` per 1,000 steps, with the 95 % interval over starts; None: no start was long enough.
 
-    Every start gives one least-squares slope, since the samples of one process are not independent.
+    Every start gives one least-squares slope, since the samples of one process are not independent. The last sample of
+    a start is left out: its processes may be ending.
     """
     starts = defaultdict[int, list[Sample]](list)
     for sample in samples:
-        if sample.since_start > SETTLING:
-            starts[sample.start].append(sample)
+        starts[sample.start].append(sample)
     slopes = []
-    for found in starts.values():
-        steps = np.array([sample.step / 1000 for sample in found])
-        if len(found) >= LEAST_SAMPLES and np.ptp(steps) > 0:
+    for first, *rest in starts.values():
+        found = [sample for sample in rest[:-1] if sample.step - first.step > SETTLING]
+        if len(found) >= LEAST_SAMPLES and found[-1].step - found[0].step >= LEAST_STEPS:
+            steps = [sample.step / 1000 for sample in found]
             slopes.append(float(np.polyfit(steps, [getattr(sample, quantity) for sample in found], 1)[0]))
     return estimate_mean(slopes) if slopes else None
 

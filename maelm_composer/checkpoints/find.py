@@ -169,5 +169,5 @@ def _as_local_file(uri: str) -> Iterator[Path]:
                 path.write_bytes(content)
                 del content  # it may be gigabytes
         if not path.exists():
-            raise InputError(f'{uri} does not exist')
+            raise InputError(f'{uri} is missing: restore the file, or choose another checkpoint')
         yield path

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from maelm_composer.files import parse_json
 from maelm_composer.records import parse_finetuning, parse_rank
 from maelm_composer.suite.collect import CURVE_ROWS, collect_finetunings, collect_rank, collect_run, thin_curve
 from tests.records import make_finetuning, make_pretraining, make_rank
@@ -41,7 +42,7 @@ def test_another_run_of_the_same_name_takes_the_old_ones_records_away(tmp_path, 
     write_record(tmp_path / 'demo/record.json', run)
     (tmp_path / 'demo/metrics.csv').write_text(f'{HEAD}\n64,7.0,\n')
     collect_run(tmp_path / 'demo', records)
-    assert json.loads((records / 'pretraining/demo.json').read_text()) == run
+    assert parse_json((records / 'pretraining/demo.json').read_text(), 'demo.json') == run
     assert names(records / 'finetuning') == [f'{key}.json' for key in left]
     assert names(records / 'rank') == ([] if seed == 18 else ['r.json'])
 

@@ -127,7 +127,7 @@ def signal_after(wait_for):
 def forget_hashes(checkpoint: Path) -> None:
     """Let ``checkpoint`` be as one of version 0.1, or as someone leaves it who changed a file and hides that."""
     progress = json.loads((checkpoint / 'progress.json').read_text())
-    del progress['hashes']
+    del progress['hashes'], progress['checksum']
     (checkpoint / 'progress.json').write_text(json.dumps(progress))
 
 

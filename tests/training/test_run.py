@@ -21,6 +21,7 @@ from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.errors import InputError
+from maelm_composer.files import parse_json, write_json
 from maelm_composer.precision import Speeds
 from maelm_composer.recipe import load_config
 from maelm_composer.records import UnfinishedPretraining, format_record, load_record, parse_pretraining
@@ -103,10 +104,10 @@ def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_
     assert re.search(r'runs/stopped +stopped .*SIGTERM: saved at 2\d\d samples; the same command resumes', *read_out())
     assert signal.getsignal(signal.SIGTERM) is handler
     progress = Path(stopped.save_folder, 'latest/progress.json')
-    before = json.loads(progress.read_text())
+    before = parse_json(progress.read_text(), 'progress.json')
     assert before['device_seconds'] == before['training_seconds'] > 0
     before['device_seconds'] += 3600  # as if on more ranks
-    progress.write_text(json.dumps(before))
+    write_json(progress, before)
     record = pretrain(stopped)
     assert record.device_hours == pytest.approx(record.training_seconds / 3600 + 1)
     assert_same_run(Path(whole.save_folder), Path(stopped.save_folder))
