@@ -15,6 +15,7 @@ from maelm_composer.analysis.rows import find_shards
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.errors import InputError
+from maelm_composer.files import parse_json, write_json
 from maelm_composer.precision import Speeds
 from maelm_composer.records import load_record, parse_rank
 
@@ -213,6 +214,6 @@ def test_shards_of_another_vocabulary_or_length_are_refused(folder, measure, tmp
     with pytest.raises(InputError, match='vocabulary'):
         measure(data=str(tmp_path / 'shards'))
     manifest = tmp_path / 'shards/manifest.json'
-    manifest.write_text(manifest.read_text().replace(f'"max_seq_len": {N}', '"max_seq_len": 64'))
+    write_json(manifest, parse_json(manifest.read_text(), 'manifest.json') | {'max_seq_len': 64})
     with pytest.raises(InputError, match='rows of 64 tokens, the encoder takes 48'):
         measure(data=str(tmp_path / 'shards'))

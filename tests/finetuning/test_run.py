@@ -256,7 +256,7 @@ def test_a_record_that_is_none(configure):
     path.write_text(json.dumps(make_finetuning('rte', error='no memory')))
     assert find_finished(config, 'x') is None
     path.write_text('{"sta')
-    with pytest.raises(InputError, match=r'x.json is not JSON'):
+    with pytest.raises(InputError, match=r'x.json is damaged'):
         find_finished(config, 'x')
 
 

@@ -180,5 +180,5 @@ def test_bad_records_are_named_in_one_line(archive):
     with pytest.raises(InputError, match=r'broken.json is no fine-tuning record: provenance: Field required'):
         report('small', made.results)
     path.write_text('{')
-    with pytest.raises(InputError, match=r'broken.json is not JSON'):
+    with pytest.raises(InputError, match=r'broken.json is damaged'):
         report('small', made.results)
