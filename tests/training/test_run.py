@@ -28,7 +28,7 @@ from maelm_composer.records import UnfinishedPretraining, format_record, load_re
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import parse_metrics
 from maelm_composer.training.run import pretrain
-from tests.training.conftest import forget_hashes
+from tests.training.conftest import count_rows, forget_hashes
 
 
 def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
@@ -135,11 +135,13 @@ def test_a_batch_too_large_for_the_device_is_told(recipe, monkeypatch):
 
 
 def test_a_killed_loader_worker_is_told(recipe, wait_for):
-    config = recipe('data.num_workers=1')
+    config = recipe('data.num_workers=1', 'training.max_samples=20000')
+    others = multiprocessing.active_children()  # a loader of an earlier test may not have been collected yet
 
     def kill() -> None:
-        wait_for(lambda: Path(config.save_folder, 'metrics.csv').exists() and multiprocessing.active_children())
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        wait_for(lambda: count_rows('runs/recipe') > 2 and set(multiprocessing.active_children()) - set(others))
+        for worker in set(multiprocessing.active_children()) - set(others):
+            worker.kill()
 
     threading.Thread(target=kill, daemon=True).start()
     with pytest.raises(InputError, match='a loader worker was killed, most likely because memory ran out: lower'):
