@@ -14,6 +14,9 @@ from maelm_composer.config import Sharding, TrainingConfig
 from maelm_composer.data.storage import OutageError
 from maelm_composer.errors import InputError
 
+# A rank closes its connections, and then waits for loader workers that may not answer, before it ends.
+SECONDS_TO_END = 60
+
 
 def count_patience(training: TrainingConfig) -> float:
     """Seconds that a collective waits for the slowest rank, which may be downloading or waiting for an object store."""
@@ -96,16 +99,22 @@ def watch_ranks(act: Callable[[int], None]) -> Iterator[None]:
         thread.start()
     try:
         yield
+        is_over.set()
+        if ranks:
+            thread.join()
+        dist.barrier()  # no rank ends while another one still watches
     except InputError:
         raise
-    except Exception:
+    except Exception as error:
         if ranks:
-            wait(2000)  # the other rank's sockets close before the rank has ended
+            wait(1000 * (SECONDS_TO_END if _is_lost_connection(error) else 2))
         raise
     finally:
         is_over.set()
-    if ranks:
-        thread.join()
-    dist.barrier()  # no rank ends while another one still watches
     for file in ranks:
         os.close(file)
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether a collective failed because another rank closed its connections."""
+    return isinstance(error, torch.distributed.DistError) or 'gloo' in str(error)

@@ -8,17 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from composer.utils import dist
 from safetensors.torch import load_file
 
 from maelm_composer.cli import runs as compare_runs
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.records import load_record, parse_pretraining
+from maelm_composer.training.ranks import watch_ranks
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.signals import follow_trainer
 from tests.training.conftest import count_rows
@@ -131,6 +134,41 @@ def test_a_killed_rank_ends_the_run_with_one_line(recipe, start, wait_for, rank)
     record = load_record(Path('runs/recipe/record.json'), parse_pretraining)
     assert record.status == 'failed'
     assert record.ending.startswith(line)
+
+
+@pytest.mark.parametrize('fails_in', ['a collective', 'the last barrier'])
+def test_a_rank_waits_for_the_end_of_the_one_that_closed_its_connections(tmp_path, monkeypatch, fails_in):
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    ranks = {'WORLD_SIZE': 2, 'LOCAL_WORLD_SIZE': 2, 'NODE_RANK': 0, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+
+    def run(rank: int) -> None:
+        with (tmp_path / f'{rank}').open('w') as sys.stderr:
+            for name, value in (ranks | {'RANK': rank, 'LOCAL_RANK': rank}).items():
+                monkeypatch.setenv(name, str(value))
+            dist.initialize_dist('cpu', timeout=60)
+
+            def end(other: int) -> None:
+                print(f'rank {other} has ended', file=sys.stderr, flush=True)
+                os._exit(2)
+
+            with watch_ranks(end):
+                if rank == 0:
+                    time.sleep(0.5)  # the other rank waits for this one by now
+                    torch.distributed.destroy_process_group()
+                    time.sleep(4)
+                    os._exit(3)
+                if fails_in == 'a collective':
+                    dist.all_gather_object(rank)
+
+    processes = [multiprocessing.get_context('fork').Process(target=run, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [3, 2], (tmp_path / '1').read_text()
+    assert (tmp_path / '1').read_text() == 'rank 0 has ended\n'
 
 
 ISOLATED = ('unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh')
