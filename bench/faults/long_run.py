@@ -79,7 +79,7 @@ def _count_runs(folder: Path) -> int:
 
 LONG = {
     'train on s3': Long(_make_training, _count_training_steps, settling=1000, pause=(60, 120)),
-    'sweep': Long(_make_sweep, _count_runs, settling=100, pause=(90, 180)),
+    'sweep': Long(_make_sweep, _count_runs, settling=200, pause=(90, 180)),
 }
 
 
