@@ -15,8 +15,10 @@ from maelm_composer.config import DataConfig
 from maelm_composer.data import dataset, storage
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
+from maelm_composer.data.storage import OutageError
 from maelm_composer.errors import InputError
 from maelm_composer.training.run import pretrain
+from maelm_composer.training.run_folder import RunFolder
 from tests.faulty_s3 import FaultyS3
 from tests.training.conftest import count_rows
 
@@ -186,6 +188,16 @@ def test_access_denied_in_the_middle_ends_the_run_and_loses_nothing(
 def test_a_bucket_that_is_not_there_is_told_before_training(bucket, recipe):
     with pytest.raises(InputError, match=r's3://nowhere/x.*no such bucket'):
         pretrain(recipe('save_folder=s3://nowhere/x'))
+
+
+def test_a_small_file_that_is_accepted_and_lost_is_noticed(bucket, server, workspace):
+    folder = RunFolder('s3://runs/checkpoints', 'run')
+    server.fault = 'lost'
+    with pytest.raises(OutageError, match='s3://runs/checkpoints accepts a file but does not return it'):
+        folder.write('manifest.json', '{}')
+    server.fault = None
+    folder.write('manifest.json', '{}')
+    assert folder.read('manifest.json') == '{}'
 
 
 def test_a_working_copy_never_lies_over_a_local_run(bucket, recipe):
