@@ -29,7 +29,8 @@ LONGEST = 400.0  # seconds of one start, on a loaded machine
 MOST_STARTS = 4
 UNLIMITED = Limits()
 ONE_CORE = Limits(cores=frozenset({min(UNLIMITED.cores)}))
-RANK_KILLED, LAST_LINE = 256 - signal.SIGKILL, 'log and checkpoints'  # of Composer's launcher, and of a training
+RANK_KILLED = {256 - signal.SIGKILL, 256 - signal.SIGTERM}  # of Composer's launcher
+FIRST_LINE, LAST_LINE = 'parameters  ', 'log and checkpoints: '  # of a training
 STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
 
 
@@ -64,10 +65,10 @@ class Ending:
             raise Defect('a traceback: ' + ' | '.join(self.said.strip().splitlines()[-3:]))
         if self.code == 0 or self.code in STOPPED:
             return ''
-        if self.code == RANK_KILLED and f'{LAST_LINE}: ' in self.said:
-            return ''  # a rank was killed after the end of its run, when no other one was left to say so
         lines = [line for line in self.said.splitlines() if line.startswith('error: ')]
-        if self.code != 2 or len(lines) != 1:
+        if self.code in RANK_KILLED and not lines and (FIRST_LINE not in self.said or LAST_LINE in self.said):
+            return ''  # a rank was killed before the ranks had met, or after the end of the run
+        if self.code not in {2, *RANK_KILLED} or len(lines) != 1:
             raise Defect(f'exit code {self.code} and {len(lines)} lines of error: {self.said[-300:]!r}')
         return lines[0]
 

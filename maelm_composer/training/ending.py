@@ -11,7 +11,7 @@ from composer.utils import dist
 
 from maelm_composer.device import LESS_MEMORY
 from maelm_composer.errors import InputError
-from maelm_composer.records import UnfinishedPretraining
+from maelm_composer.records import PretrainingRecord
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import end_record, read_record
 from maelm_composer.training.signals import Stopped
@@ -37,16 +37,33 @@ def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[Non
         raise
 
 
-def end_after(folder: RunFolder, rank: int) -> None:
+def end_before_training(rank: int, speaks: bool) -> None:
+    """End this rank because ``rank``, of this machine, has ended before the run has a record that could say why."""
+    if speaks:
+        reason = f'if it gave no reason, it was killed, most likely because memory ran out: {LESS_MEMORY}'
+        print(f'error: rank {rank} ended before the training began; {reason}', file=sys.stderr, flush=True)
+        time.sleep(2)  # in which the other ranks see that this one is left to speak
+        os._exit(2)
+    _end_silently()
+
+
+def end_after(folder: RunFolder, rank: int, speaks: bool) -> None:
     """End this rank because ``rank``, of this machine, has ended, and say why unless that rank has said so itself."""
-    time.sleep(dist.get_local_rank())  # the first rank that is left speaks for all
     record = read_record(folder)
-    if not isinstance(record, UnfinishedPretraining) or record.status == 'stopped':
+    if isinstance(record, PretrainingRecord):
+        os._exit(0)
+    if record is None or record.status == 'stopped':
         return
-    if record.status == 'running':
+    if record.status == 'running' and speaks:
         line = f'rank {rank} was killed, most likely because memory ran out: {LESS_MEMORY}'
         end_record(folder, 'failed', line)
         print(f'error: {line}', file=sys.stderr, flush=True)
-    elif dist.get_local_rank() > 0:
-        os.kill(os.getpid(), signal.SIGKILL)  # the launcher prints all output of a rank that ends otherwise
+        os._exit(2)
+    _end_silently()
+
+
+def _end_silently() -> None:
+    """End this rank so that the launcher prints none of its output."""
+    if dist.get_local_rank() > 0:
+        os.kill(os.getpid(), signal.SIGKILL)
     os._exit(2)

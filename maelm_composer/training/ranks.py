@@ -3,8 +3,10 @@
 import contextlib
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from composer.devices import Device, DeviceCPU, DeviceGPU
@@ -14,7 +16,7 @@ from maelm_composer.config import Sharding, TrainingConfig
 from maelm_composer.data.storage import OutageError
 from maelm_composer.errors import InputError
 
-# A rank closes its connections, and then waits for loader workers that may not answer, before it ends.
+# A rank that fails closes its connections, and then waits for loader workers that may not answer, before it ends.
 SECONDS_TO_END = 60
 
 
@@ -64,55 +66,71 @@ def raise_on_all_ranks() -> Iterator[None]:
         raise (OutageError if is_outage else InputError)(reason)
 
 
-@contextlib.contextmanager
-def watch_ranks(act: Callable[[int], None]) -> Iterator[None]:
-    """Call ``act(rank)`` if another rank of this machine ends within the body. Called by every rank; Linux.
+class RankWatch:
+    """The other ranks of this machine, which may die before this one. Built by every rank; Linux.
 
-    When a rank has died, a collective of gloo fails without saying why, and one of NCCL waits for the dead rank. So a
-    thread calls ``act`` while the body waits, and the body's own thread calls ``act`` when the body fails.
+    When a rank has died, a collective of gloo fails without saying why, one of NCCL waits for the dead rank, and
+    Composer's launcher sends SIGTERM to the ranks that are left, whose own words it prints only if they end otherwise.
     """
-    pids = dist.all_gather_object((dist.get_node_rank(), os.getpid()))
-    here = dist.get_node_rank()
-    ranks: dict[int, int] = {}  # by file descriptor
-    with contextlib.suppress(AttributeError, OSError):  # not Linux, or a container that forbids the call
-        for rank, (node, pid) in enumerate(pids):
-            if node == here and rank != dist.get_global_rank():
-                ranks[os.pidfd_open(pid)] = rank
-    is_over, once = threading.Event(), threading.Lock()
 
-    def wait(milliseconds: int) -> bool:
-        poll = select.poll()  # one for each thread
-        for file in ranks:
-            poll.register(file, select.POLLIN)
-        ended = poll.poll(milliseconds)
-        if ended:
-            with once:
-                act(ranks[ended[0][0]])
-        return bool(ended)
+    def __init__(self) -> None:
+        self._launcher = os.getppid()
+        self._ranks: dict[int, int] = {}  # by file descriptor
+        pids = dist.all_gather_object((dist.get_node_rank(), os.getpid()))
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or a container that forbids the call
+            for rank, (node, pid) in enumerate(pids):
+                if node == dist.get_node_rank() and rank != dist.get_global_rank():
+                    self._ranks[os.pidfd_open(pid)] = rank
 
-    def keep_waiting() -> None:
-        while not (is_over.is_set() or wait(200)):
-            pass
+    @contextlib.contextmanager
+    def acting(self, act: Callable[[int, bool], None]) -> Iterator[None]:
+        """Call ``act(rank, speaks)`` if another rank of this machine ends within the body. Called by every rank.
 
-    thread = threading.Thread(target=keep_waiting, daemon=True)
-    if ranks:
-        thread.start()
-    try:
-        yield
-        is_over.set()
-        if ranks:
-            thread.join()
-        dist.barrier()  # no rank ends while another one still watches
-    except InputError:
-        raise
-    except Exception as error:
-        if ranks:
-            wait(1000 * (SECONDS_TO_END if _is_lost_connection(error) else 2))
-        raise
-    finally:
-        is_over.set()
-    for file in ranks:
-        os.close(file)
+        A thread calls ``act`` while the body waits, the handler of SIGTERM when the launcher has been faster, and the
+        body's own thread when the body fails. ``speaks`` is True on the lowest rank that is left, unless the launcher
+        has ended too.
+        """
+        is_over, has_acted, one_at_a_time = threading.Event(), threading.Event(), threading.RLock()
+
+        def look(milliseconds: float) -> bool:
+            poll = select.poll()  # one for each thread
+            for file in self._ranks:
+                poll.register(file, select.POLLIN)
+            ended = [self._ranks[file] for file, _ in poll.poll(milliseconds)]
+            if ended:
+                with one_at_a_time:
+                    if not (is_over.is_set() or has_acted.is_set()):
+                        has_acted.set()
+                        left = {dist.get_global_rank(), *self._ranks.values()} - set(ended)
+                        act(ended[0], min(left) == dist.get_global_rank() and os.getppid() == self._launcher)
+            return bool(ended)
+
+        def keep_looking() -> None:
+            while not (is_over.is_set() or look(200)):
+                pass
+
+        def end_unless_a_rank_has(number: int, frame: Any) -> None:
+            if not look(0):
+                signal.signal(number, previous)
+                os.kill(os.getpid(), number)
+
+        previous = signal.getsignal(signal.SIGTERM)
+        if self._ranks:
+            threading.Thread(target=keep_looking, daemon=True).start()
+            signal.signal(signal.SIGTERM, end_unless_a_rank_has)
+        try:
+            yield
+            dist.barrier()  # no rank ends while another one still looks
+        except InputError:
+            raise
+        except Exception as error:
+            if self._ranks:
+                look(1000 * (SECONDS_TO_END if _is_lost_connection(error) else 2))
+            raise
+        finally:
+            is_over.set()
+            if self._ranks:
+                signal.signal(signal.SIGTERM, previous)
 
 
 def _is_lost_connection(error: Exception) -> bool:

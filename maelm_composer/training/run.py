@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from composer import Trainer
 from composer.devices import Device
@@ -45,12 +46,12 @@ from maelm_composer.training.callbacks import (
     parse_metrics,
 )
 from maelm_composer.training.checkpoints import CheckpointSaver, drop_unportable
-from maelm_composer.training.ending import end_after, record_ending
+from maelm_composer.training.ending import end_after, end_before_training, record_ending
 from maelm_composer.training.initial import describe_start, load_initial_weights
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule, restore_learning_rate
 from maelm_composer.training.plan import Plan, count_training_flops
-from maelm_composer.training.ranks import count_patience, raise_on_all_ranks, start_rank, watch_ranks
+from maelm_composer.training.ranks import RankWatch, count_patience, raise_on_all_ranks, start_rank
 from maelm_composer.training.resume import ResumePoint, find_resume_point
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify, read_record
@@ -74,13 +75,17 @@ def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
     raise_file_limit()
     end_with_launcher()
     device = start_rank(config.training)
+    watch = RankWatch()
     with contextlib.ExitStack() as locks:
-        run = _Run(config, locks)
-        start = run.prepare_model()
-        if start.samples >= config.training.max_samples:
+        with watch.acting(end_before_training):
+            run = _Run(config, locks)
+            start = run.prepare_model()
+            is_complete = start.samples >= config.training.max_samples
+            if not is_complete:
+                run.begin(start)
+        if is_complete:
             return run.complete(start)
-        run.begin(start)
-        with record_ending(run.folder, run.print):
+        with record_ending(run.folder, run.print), watch.acting(partial(end_after, run.folder)):
             run.train(start, device)
             return run.finish()
 
@@ -179,7 +184,7 @@ class _Run:
             if isinstance(destination, ProgressBarLogger):
                 destination.hparams_already_logged_to_console = True  # the start screen has shown them
         try:
-            with explain_memory(self.plan.microbatch_size), watch_ranks(lambda rank: end_after(self.folder, rank)):
+            with explain_memory(self.plan.microbatch_size):
                 trainer.fit()
         finally:
             release_trainer(trainer)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,8 @@ from maelm_composer.cli import runs as compare_runs
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.records import load_record, parse_pretraining
-from maelm_composer.training.ranks import watch_ranks
+from maelm_composer.training.ending import end_before_training
+from maelm_composer.training.ranks import RankWatch
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.signals import follow_trainer
 from tests.training.conftest import count_rows
@@ -136,39 +138,72 @@ def test_a_killed_rank_ends_the_run_with_one_line(recipe, start, wait_for, rank)
     assert record.ending.startswith(line)
 
 
-@pytest.mark.parametrize('fails_in', ['a collective', 'the last barrier'])
-def test_a_rank_waits_for_the_end_of_the_one_that_closed_its_connections(tmp_path, monkeypatch, fails_in):
+def run_two_ranks(folder: Path, monkeypatch, run: Callable[[int], None]) -> list[int]:
+    """Fork two connected ranks; returns their exit codes. Their standard errors are files named 0 and 1."""
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         port = probe.getsockname()[1]
     ranks = {'WORLD_SIZE': 2, 'LOCAL_WORLD_SIZE': 2, 'NODE_RANK': 0, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
 
-    def run(rank: int) -> None:
-        with (tmp_path / f'{rank}').open('w') as sys.stderr:
+    def begin(rank: int) -> None:
+        with (folder / f'{rank}').open('w') as sys.stderr:
             for name, value in (ranks | {'RANK': rank, 'LOCAL_RANK': rank}).items():
                 monkeypatch.setenv(name, str(value))
             dist.initialize_dist('cpu', timeout=60)
+            run(rank)
 
-            def end(other: int) -> None:
-                print(f'rank {other} has ended', file=sys.stderr, flush=True)
-                os._exit(2)
-
-            with watch_ranks(end):
-                if rank == 0:
-                    time.sleep(0.5)  # the other rank waits for this one by now
-                    torch.distributed.destroy_process_group()
-                    time.sleep(4)
-                    os._exit(3)
-                if fails_in == 'a collective':
-                    dist.all_gather_object(rank)
-
-    processes = [multiprocessing.get_context('fork').Process(target=run, args=(rank,)) for rank in range(2)]
+    processes = [multiprocessing.get_context('fork').Process(target=begin, args=(rank,)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(120)
-    assert [process.exitcode for process in processes] == [3, 2], (tmp_path / '1').read_text()
+    return [process.exitcode for process in processes]
+
+
+@pytest.mark.parametrize('fails_in', ['a collective', 'the last barrier'])
+def test_a_rank_waits_for_the_end_of_the_one_that_closed_its_connections(tmp_path, monkeypatch, fails_in):
+    def end(other: int, speaks: bool) -> None:
+        print(f'rank {other} has ended', file=sys.stderr, flush=True)
+        os._exit(2 if speaks else 1)
+
+    def run(rank: int) -> None:
+        with RankWatch().acting(end):
+            if rank == 0:
+                time.sleep(0.5)  # the other rank waits for this one by now
+                torch.distributed.destroy_process_group()
+                time.sleep(4)
+                os._exit(3)
+            if fails_in == 'a collective':
+                dist.all_gather_object(rank)
+
+    assert run_two_ranks(tmp_path, monkeypatch, run) == [3, 2], (tmp_path / '1').read_text()
     assert (tmp_path / '1').read_text() == 'rank 0 has ended\n'
+
+
+@pytest.mark.parametrize('launcher', ['waits', 'sends SIGTERM'])
+@pytest.mark.parametrize('killed', [0, 1])
+def test_a_rank_killed_before_the_training_is_named_by_the_other(tmp_path, monkeypatch, killed, launcher):
+    def run(rank: int) -> None:
+        watch = RankWatch()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Composer does
+        pids = dist.all_gather_object(os.getpid())
+        with watch.acting(end_before_training):
+            if rank == killed:
+                time.sleep(0.5)
+                if launcher == 'sends SIGTERM' and os.fork() == 0:
+                    time.sleep(0.05)
+                    os.kill(pids[1 - rank], signal.SIGTERM)
+                    os._exit(0)
+                os.kill(os.getpid(), signal.SIGKILL)
+            for _ in range(200):
+                time.sleep(0.1)
+
+    codes = run_two_ranks(tmp_path, monkeypatch, run)
+    assert codes[killed] == -signal.SIGKILL
+    assert codes[1 - killed] == 2, (tmp_path / f'{1 - killed}').read_text()
+    said = (tmp_path / f'{1 - killed}').read_text()
+    assert said.startswith(f'error: rank {killed} ended before the training began; if it gave no reason, it was killed')
+    assert said.count('\n') == 1
 
 
 ISOLATED = ('unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh')
