@@ -31,8 +31,10 @@ def test_every_committed_record_is_read_and_written_unchanged(kind):
     assert len(paths) > 5
     for path in paths:
         record = format_record(load_record(path, KINDS[kind][0]))
+        content = json.loads(path.read_text())
+        content.pop('checksum', None)  # of newer files; loading has compared it
         # As text, in which 1 and 1.0 differ.
-        assert json.dumps(record, sort_keys=True) == json.dumps(json.loads(path.read_text()), sort_keys=True), path
+        assert json.dumps(record, sort_keys=True) == json.dumps(content, sort_keys=True), path
 
 
 @pytest.mark.parametrize('kind', KINDS)
