@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -191,7 +192,7 @@ def test_a_rank_killed_before_the_training_is_named_by_the_other(tmp_path, monke
             if rank == killed:
                 time.sleep(0.5)
                 if launcher == 'sends SIGTERM' and os.fork() == 0:
-                    time.sleep(0.05)
+                    select.select([os.pidfd_open(pids[rank])], [], [])
                     os.kill(pids[1 - rank], signal.SIGTERM)
                     os._exit(0)
                 os.kill(os.getpid(), signal.SIGKILL)
