@@ -34,7 +34,6 @@ from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
 from maelm_composer.data.manifest import read_tokenizer_files
 from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError
-from maelm_composer.model.attention import select_attention
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.records import EncoderIdentity
 
@@ -154,7 +153,7 @@ def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
     """Move the encoder to ``device``. Loading does not initialise CUDA; only this function may."""
     if isinstance(encoder, Encoder) and device.type == 'cuda':
         # Not flex: FlexAttention would compile a kernel for each length of rows.
-        select_attention(encoder, AttentionBackend.sdpa, device.type)
+        encoder.select_attention(AttentionBackend.sdpa, device.type)
     return encoder.to(device)
 
 

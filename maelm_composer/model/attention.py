@@ -4,14 +4,11 @@ As in the authors' code, the linear layers have biases, queries are scaled by he
 added unscaled.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
 from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend
 from maelm_composer.model.kernels.attention import Bias, attend
-from maelm_composer.model.kernels.backend import choose_backend
 
 
 class Attention(nn.Module):
@@ -21,7 +18,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
-        self.backend = AttentionBackend.dense  # see select_attention
+        self.backend = AttentionBackend.dense  # see Stack.select_attention
         self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size)  # one product for W_Q, W_K and W_V
         self.output = nn.Linear(hidden_size, hidden_size)
 
@@ -43,14 +40,3 @@ class Attention(nn.Module):
         # Views of one tensor, whose gradients autograd stacks without another copy.
         split = projected.view(batch, length, parts, self.num_heads, -1).unbind(2)
         return tuple(part.transpose(1, 2) for part in split)
-
-
-def select_attention(stack: Any, requested: AttentionBackend, device_type: str) -> AttentionBackend:
-    """Set and return the attention kernel of an encoder or decoder, as :func:`choose_backend` chooses it."""
-    attentions = [module for module in stack.modules() if isinstance(module, Attention)]
-    first = attentions[0]
-    head_size = first.output.in_features // first.num_heads
-    backend = choose_backend(requested, device_type, first.dropout, stack.is_plain_self_attention, head_size)
-    for module in (stack, *attentions):
-        module.backend = backend
-    return backend

@@ -1,98 +1,56 @@
 """The decoder, which predicts the masked tokens and is discarded afterwards (Sec. 3, "Decoder Configuration")."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maelm_composer.config import AttentionBackend, DecoderAttention, ModelConfig
+from maelm_composer.config import DecoderAttention, ModelConfig
 from maelm_composer.masking.batch import Batch
-from maelm_composer.model.attention_bias import build_attention_bias, build_self_attention_bias
-from maelm_composer.model.kernels.attention import Bias
 from maelm_composer.model.kernels.embedding import embed
 from maelm_composer.model.kernels.filled_row import fill_row
-from maelm_composer.model.layer import Layer, take_rows
-from maelm_composer.model.relative_position import RelativePositionBias
+from maelm_composer.model.layer import take_rows
+from maelm_composer.model.stack import Stack, build_attention_bias
 
 
-class Decoder(nn.Module):
+class Decoder(Stack):
     """A shallow stack over the whole row: the encoder's outputs at its positions, e_[MASK] at the others."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         decoder = config.decoder
         assert decoder is not None
-        self.attention = decoder.attention
         self.mask_id = config.vocab_size - 1
         size = decoder.hidden_size
         # Sec. 4.3, "Decoder Size"
         self.input_projection = nn.Linear(config.hidden_size, size) if size != config.hidden_size else None
-        self.position_embeddings = nn.Embedding(config.max_seq_len, size)
-        self.embedding_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(decoder.hidden_dropout_prob)
-        has_self_attention = self.attention is not DecoderAttention.cross
-        has_relative_position = decoder.relative_position_buckets and has_self_attention
-        self.relative_position = RelativePositionBias(decoder, config) if has_relative_position else None
-        self.layers = nn.ModuleList(
-            Layer(
-                decoder,
-                config.layer_norm_eps,
-                has_self_attention=has_self_attention,
-                has_cross_attention=self.attention is not DecoderAttention.bidirectional,
-            )
-            for _ in range(decoder.num_hidden_layers)
-        )
-        self.is_plain_self_attention = self.attention is DecoderAttention.bidirectional
-        self.backend = AttentionBackend.dense
+        self.add_layers(decoder, config, decoder.attention)
 
     def forward(self, encoded: Tensor, token_table: Tensor, batch: Batch) -> Tensor:
         """(B, S, D) encoder outputs and the (V, D) token table -> (B, M, D_dec) at ``batch.predicted_index``."""
         positions, segments = batch.original_position_ids, batch.segment_ids
-        predicted = batch.predicted_index.clamp(max=segments.shape[1] - 1)  # an unused slot has no label
-        if self.attention is DecoderAttention.causal_cross:
+        # An unused slot has no label.
+        predicted: Tensor | None = batch.predicted_index.clamp(max=segments.shape[1] - 1)
+        if self.is_causal:
             inputs = embed(token_table, shift_right(batch.labels, positions), is_tied=True)
         else:
             mask_embedding = embed(token_table, positions.new_tensor(self.mask_id), is_tied=True)
             inputs = fill_masks(encoded, mask_embedding, batch.visible_index, batch.resets)
         if self.input_projection is not None:
             inputs = self.input_projection(inputs)
-            if self.attention is not DecoderAttention.bidirectional:
+            if self.has_cross_attention:
                 encoded = self.input_projection(encoded)
-        if self.attention is DecoderAttention.cross:
-            # Without self-attention no position reads another one, so only the predicted ones are computed.
+        if not self.has_self_attention:
+            # No position reads another one, so only the predicted ones are computed.
             inputs, positions, segments = (take_rows(x, predicted) for x in (inputs, positions, segments))
-        hidden = self.dropout(self.embedding_norm(inputs + embed(self.position_embeddings.weight, positions)))
-
-        memory_bias: Tensor | None = None
-        if self.attention is not DecoderAttention.bidirectional:
-            memory_segments = take_padded(batch.segment_ids, batch.visible_index)
-            memory_bias = build_attention_bias(segments, memory_segments, None)
-            # Where [CLS] may be masked too, a short block can have no visible token. Its queries then attend to the
-            # whole row, because a softmax over no key is NaN.
-            has_no_key = memory_bias.isneginf().all(-1, keepdim=True)
-            memory_bias = memory_bias.masked_fill(has_no_key, 0.0)
-        memory = None if memory_bias is None else encoded
-        if self.attention is DecoderAttention.cross:
-            for layer in self.layers:
-                hidden = layer(hidden, None, memory=memory, memory_bias=memory_bias)
-            return hidden
-
-        stack = self.relative_position, positions, segments
-        bias = self._forbid_future(build_self_attention_bias(*stack, None, self.backend))
-        for layer in self.layers[:-1]:
-            hidden = layer(hidden, bias, memory=memory, memory_bias=memory_bias)
-        bias = self._forbid_future(build_self_attention_bias(*stack, predicted, self.backend), predicted)
-        if memory_bias is not None:
-            memory_bias = memory_bias.gather(2, predicted[:, None, :, None].expand(-1, -1, -1, memory_bias.shape[-1]))
-        return self.layers[-1](hidden, bias, predicted_index=predicted, memory=memory, memory_bias=memory_bias)
-
-    def _forbid_future(self, bias: Bias, predicted_index: Tensor | None = None) -> Bias:
-        """The autoregressive decoder's (B, ·, T or M, T) bias: -inf where the key comes after the query."""
-        if self.attention is not DecoderAttention.causal_cross:
-            return bias
-        assert isinstance(bias, Tensor)
-        keys = torch.arange(bias.shape[-1], device=bias.device)
-        queries = keys[None] if predicted_index is None else predicted_index
-        return bias.masked_fill(keys > queries[:, None, :, None], float('-inf'))
+            predicted = None
+        hidden = self.add_positions(inputs, positions)
+        if not self.has_cross_attention:
+            return self.run_layers(hidden, positions, segments, predicted)
+        memory_bias = build_attention_bias(segments, take_padded(batch.segment_ids, batch.visible_index), None)
+        # Where [CLS] may be masked too, a short block can have no visible token. Its queries then attend to the whole
+        # row, because a softmax over no key is NaN.
+        has_no_key = memory_bias.isneginf().all(-1, keepdim=True)
+        memory_bias = memory_bias.masked_fill(has_no_key, 0.0)
+        return self.run_layers(hidden, positions, segments, predicted, encoded, memory_bias)
 
 
 def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, resets: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ class Layer(nn.Module):
         self,
         stack: ModelConfig | DecoderConfig,
         layer_norm_eps: float,
-        *,
         has_self_attention: bool = True,
         has_cross_attention: bool = False,
     ) -> None:

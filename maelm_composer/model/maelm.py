@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend, HeadBiasInit, ModelConfig
 from maelm_composer.masking.batch import IGNORED_LABEL, Batch
-from maelm_composer.model.attention import select_attention
 from maelm_composer.model.decoder import Decoder, take_padded
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.head import MaskedLMHead
@@ -53,9 +52,9 @@ class MaskedLanguageModel(nn.Module):
         return MaskedLMOutput(loss, logits.detach(), labels)
 
     def select_attention(self, requested: AttentionBackend, device_type: str) -> dict[str, str]:
-        """Set each stack's attention kernel (:func:`attention.select_attention`); returns its name by stack."""
+        """Set each stack's attention kernel (:meth:`Stack.select_attention`); returns its name by stack."""
         stacks = {'encoder': self.encoder, 'decoder': self.decoder}
-        return {n: select_attention(s, requested, device_type).name for n, s in stacks.items() if s is not None}
+        return {n: s.select_attention(requested, device_type).name for n, s in stacks.items() if s is not None}
 
 
 def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None = None) -> MaskedLanguageModel:

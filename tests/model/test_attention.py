@@ -4,7 +4,7 @@ import torch
 from torch.testing import assert_close
 
 from maelm_composer.model.attention import Attention
-from maelm_composer.model.attention_bias import build_attention_bias
+from maelm_composer.model.stack import build_attention_bias
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 

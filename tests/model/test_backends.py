@@ -7,8 +7,7 @@ from torch.testing import assert_close
 
 from maelm_composer.config import AttentionBackend, DecoderAttention
 from maelm_composer.masking.batch import Batch
-from maelm_composer.model.kernels.attention import attend
-from maelm_composer.model.kernels.backend import choose_backend
+from maelm_composer.model.kernels.attention import attend, choose_backend
 from maelm_composer.model.kernels.flex import build_flex_bias
 from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model

@@ -130,7 +130,7 @@ def build_mpnet(encoder, config):
 
 def build_roberta_decoder(decoder, config):
     """RoBERTa fed embeddings instead of ids: it adds positions and the norm, as our decoder does."""
-    has_cross = decoder.attention is not DecoderAttention.bidirectional
+    has_cross = decoder.has_cross_attention
     settings = shared_settings(config) | {'is_decoder': has_cross, 'add_cross_attention': has_cross}
     theirs = RobertaModel(
         RobertaConfig(type_vocab_size=1, attn_implementation='eager', **settings), add_pooling_layer=False

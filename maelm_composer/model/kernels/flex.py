@@ -29,7 +29,7 @@ class FlexBias(NamedTuple):
 def build_flex_bias(query_segments: Tensor, key_segments: Tensor, relative: BiasEntry | None) -> FlexBias:
     """(B, Q) and (B, K) segment ids, and one entry of the relative bias as a function of (b, h, q, k).
 
-    Its stored form is :func:`maelm_composer.model.attention_bias.build_attention_bias` of the same segments.
+    Its stored form is :func:`maelm_composer.model.stack.build_attention_bias` of the same segments.
     """
 
     def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -1,0 +1,113 @@
+"""What encoder and decoder share: absolute positions, the bias of the self-attention, and post-LN layers."""
+
+import torch
+from torch import Tensor, nn
+
+from maelm_composer.config import AttentionBackend, DecoderAttention, DecoderConfig, ModelConfig
+from maelm_composer.model.attention import Attention, Bias
+from maelm_composer.model.kernels.attention import choose_backend, store
+from maelm_composer.model.kernels.embedding import embed
+from maelm_composer.model.kernels.flex import build_flex_bias
+from maelm_composer.model.layer import Layer
+from maelm_composer.model.relative_position import RelativePositionBias
+
+
+class Stack(nn.Module):
+    """Absolute positions -> LN -> dropout -> post-LN layers under one relative position bias."""
+
+    def add_layers(
+        self,
+        stack: ModelConfig | DecoderConfig,
+        model: ModelConfig,
+        attention: DecoderAttention = DecoderAttention.bidirectional,
+    ) -> None:
+        """Make the modules, whose sizes are those of ``stack``, everything else the ``model``'s.
+
+        Initial weights are drawn in the order of the modules, so an encoder or decoder makes its own modules first.
+        """
+        self.has_self_attention = attention is not DecoderAttention.cross
+        self.has_cross_attention = attention is not DecoderAttention.bidirectional
+        self.is_causal = attention is DecoderAttention.causal_cross
+        self.backend = AttentionBackend.dense  # see select_attention
+        size, eps = stack.hidden_size, model.layer_norm_eps
+        self.position_embeddings = nn.Embedding(model.max_seq_len, size)
+        self.embedding_norm = nn.LayerNorm(size, eps)
+        self.dropout = nn.Dropout(stack.hidden_dropout_prob)
+        has_relative_position = stack.relative_position_buckets and self.has_self_attention
+        self.relative_position = RelativePositionBias(stack, model) if has_relative_position else None
+        kinds = self.has_self_attention, self.has_cross_attention
+        self.layers = nn.ModuleList(Layer(stack, eps, *kinds) for _ in range(stack.num_hidden_layers))
+
+    def select_attention(self, requested: AttentionBackend, device_type: str) -> AttentionBackend:
+        """Set and return the attention kernel, as :func:`choose_backend` chooses it."""
+        attentions = [module for module in self.modules() if isinstance(module, Attention)]
+        first = attentions[0]
+        head_size = first.output.in_features // first.num_heads
+        backend = choose_backend(requested, device_type, first.dropout, not self.has_cross_attention, head_size)
+        for module in (self, *attentions):
+            module.backend = backend
+        return backend
+
+    def add_positions(self, inputs: Tensor, position_ids: Tensor) -> Tensor:
+        """(B, T, D) embeddings and their (B, T) positions -> H^0, (B, T, D)."""
+        # PAPER-SILENT: a LayerNorm here, as in the authors' code.
+        return self.dropout(self.embedding_norm(inputs + embed(self.position_embeddings.weight, position_ids)))
+
+    def run_layers(
+        self,
+        hidden: Tensor,
+        position_ids: Tensor,
+        segment_ids: Tensor,
+        predicted_index: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, D) H^0 with (B, T) positions and segments -> (B, T, D), or (B, M, D) with ``predicted_index``.
+
+        Args:
+            predicted_index: (B, M) the rows to predict from; the last layer computes no other.
+            memory: (B, S, D) the encoder's output, for cross-attention.
+            memory_bias: (B, 1, T, S), of the cross-attention.
+        """
+        bias = self.build_bias(position_ids, segment_ids)
+        for layer in self.layers[:-1]:
+            hidden = layer(hidden, bias, memory=memory, memory_bias=memory_bias)
+        if predicted_index is not None:
+            bias = self.build_bias(position_ids, segment_ids, predicted_index)
+            if memory_bias is not None:
+                chosen = predicted_index[:, None, :, None].expand(-1, -1, -1, memory_bias.shape[-1])
+                memory_bias = memory_bias.gather(2, chosen)
+        return self.layers[-1](hidden, bias, predicted_index=predicted_index, memory=memory, memory_bias=memory_bias)
+
+    def build_bias(
+        self, position_ids: Tensor, segment_ids: Tensor, predicted_index: Tensor | None = None
+    ) -> Bias | None:
+        """(B, T) -> (B, 1 or H, T, T), or (B, 1 or H, M, T) with ``predicted_index``; None without self-attention."""
+        if not self.has_self_attention:
+            return None
+        positions, segments = position_ids, segment_ids  # of the queries
+        if predicted_index is not None:
+            positions, segments = position_ids.gather(1, predicted_index), segment_ids.gather(1, predicted_index)
+        table = self.relative_position
+        if self.backend is AttentionBackend.flex:
+            entry = None if table is None else table.entry(positions, position_ids)
+            return build_flex_bias(segments, segment_ids, entry)
+        bias = build_attention_bias(segments, segment_ids, None if table is None else table(positions, position_ids))
+        if self.is_causal:
+            keys = torch.arange(segment_ids.shape[1], device=segment_ids.device)
+            queries = keys[None] if predicted_index is None else predicted_index
+            bias = bias.masked_fill(keys > queries[:, None, :, None], float('-inf'))
+        return bias
+
+
+def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative: Tensor | None) -> Tensor:
+    """(B, Q), (B, K) segment ids and an optional (B, H, Q, K) bias -> (B, 1 or H, Q, K), -inf across segments.
+
+    Padding is a segment of its own (0), so that every query has a key. Under autocast the bias has autocast's type.
+    """
+    is_other = query_segments[:, None, :, None] != key_segments[:, None, None, :]
+    bias = torch.zeros_like(is_other, dtype=torch.float32) if relative is None else relative
+    device = bias.device.type
+    if torch.is_autocast_enabled(device):
+        bias = bias.to(torch.get_autocast_dtype(device))
+    return store(bias.masked_fill(is_other, float('-inf')))
