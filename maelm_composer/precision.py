@@ -7,7 +7,6 @@ earlier choices without torch.
 
 import contextlib
 import functools
-import math
 import os
 import sys
 import time
@@ -22,7 +21,7 @@ from maelm_composer.errors import InputError
 # Rows and width of the measured feed-forward block. The CPU's are about the demo's, since emulated bf16 takes seconds
 # for larger ones; the GPU's are large enough to occupy every core.
 CPU_SHAPE, GPU_SHAPE = (128, 256), (8192, 1024)
-MIN_ROUNDS, MAX_SECONDS = 3, 0.2
+MIN_SECONDS = 0.1  # of each precision
 FILE = 'precision.txt'
 
 
@@ -59,32 +58,40 @@ class Choice:
 
 @functools.cache
 def measure_speeds() -> Speeds:
-    """Time a feed-forward block in both precisions, alternately, for less than a second.
+    """Time a feed-forward block in both precisions, for less than a second.
 
     On a CPU the CPU time of one thread is measured, which does not depend on the load of the machine.
     """
     import torch
     from torch import nn
+    from torch.utils.benchmark import Timer
 
     from maelm_composer.device import find_device, name_device
 
-    device, threads = find_device(), torch.get_num_threads()
-    rows, size = CPU_SHAPE if device.type == 'cpu' else GPU_SHAPE
-    seconds: dict[Precision, list[float]] = {Precision.fp32: [], Precision.bf16: []}
-    torch.set_num_threads(1)
-    try:
-        # The states of the run's random generators must not change.
-        with torch.random.fork_rng(devices=[device] if device.type == 'cuda' else []), torch.enable_grad():
-            block = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size)).to(device)
-            inputs = torch.randn(rows, size, device=device, requires_grad=True)
-            start = time.perf_counter()
-            while len(seconds[Precision.fp32]) < MIN_ROUNDS or time.perf_counter() - start < MAX_SECONDS:
-                for precision, measured in seconds.items():
-                    measured.append(_time_block(block, inputs, precision))
-    finally:
-        torch.set_num_threads(threads)
+    device = find_device()
+    is_cpu = device.type == 'cpu'
+    rows, size = CPU_SHAPE if is_cpu else GPU_SHAPE
+    clock: dict[str, Any] = {'timer': time.thread_time} if is_cpu else {}  # else Timer's own, which waits for the GPU
     flops = 3 * 2 * 2 * rows * size * 4 * size  # two matrix products forward, four backward
-    fp32, bf16 = (flops / min(measured) for measured in seconds.values())
+
+    def measure(is_bf16: bool) -> float:
+        def train() -> None:
+            with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+                outputs = block(inputs)
+            outputs.sum().backward()
+
+        timer = Timer('train()', globals={'train': train}, num_threads=1, **clock)
+        return flops / min(timer.blocked_autorange(min_run_time=MIN_SECONDS).times)
+
+    # The states of the run's random generators must not change.
+    with torch.random.fork_rng(devices=[] if is_cpu else [device]), torch.enable_grad():
+        block = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size)).to(device)
+        inputs = torch.randn(rows, size, device=device, requires_grad=True)
+        fp32 = measure(is_bf16=False)
+        try:
+            bf16 = measure(is_bf16=True)
+        except RuntimeError:  # the GPU has no bf16
+            bf16 = 0.0
     return Speeds(fp32, bf16, name_device())
 
 
@@ -120,9 +127,10 @@ def choose_in(folder: Path, asked: Precision, key: str) -> Choice:
     Raises:
         InputError: as :func:`choose`, or precision.txt is not readable.
     """
-    if asked is not Precision.auto or (begun := read_choice(folder)) is not None:
-        return choose(asked, key, begun if asked is Precision.auto else None)
-    choice = choose(asked, key)
+    begun = read_choice(folder) if asked is Precision.auto else None
+    choice = choose(asked, key, begun)
+    if asked is not Precision.auto or begun is not None:
+        return choice
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f'.{FILE}.{uuid.uuid4().hex}'
     temporary.write_text(f'{choice}\n', encoding='utf-8')
@@ -154,21 +162,3 @@ def tell(notice: str) -> None:
     """Print ``notice`` on standard error, unless it is empty."""
     if notice:
         print(notice, file=sys.stderr, flush=True)
-
-
-def _time_block(block: Any, inputs: Any, precision: Precision) -> float:
-    import torch
-
-    clock = time.perf_counter if inputs.is_cuda else time.thread_time
-    start = clock()
-    try:
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision is Precision.bf16):
-            outputs = block(inputs)
-    except RuntimeError:  # the GPU has no bf16
-        if precision is Precision.fp32:
-            raise
-        return math.inf
-    outputs.sum().backward()
-    if inputs.is_cuda:
-        torch.cuda.synchronize()
-    return clock() - start

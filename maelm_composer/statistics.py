@@ -11,31 +11,6 @@ POWER = 0.80
 
 
 @dataclass(frozen=True)
-class Summary:
-    """A summary of one sample. ``std`` divides by n − 1; ``std``, ``low`` and ``high`` are None for a single value."""
-
-    count: int
-    median: float
-    mean: float
-    std: float | None
-    low: float | None  # 95 % interval of the mean, from :func:`estimate_mean`
-    high: float | None
-
-
-def summarize(values: Sequence[float]) -> Summary:
-    """Summarize ``values``, one for each seed.
-
-    Raises:
-        ValueError: no values.
-    """
-    if len(values) == 0:
-        raise ValueError('no values')
-    sample, interval = np.asarray(values, dtype=float), estimate_mean(values)
-    std = float(sample.std(ddof=1)) if len(sample) > 1 else None
-    return Summary(len(sample), float(np.median(sample)), interval.mean, std, interval.low, interval.high)
-
-
-@dataclass(frozen=True)
 class MeanInterval:
     """A mean with Student's t interval; all fields but ``mean`` are None for a single value."""
 

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
-from statistics import median
+from statistics import median, stdev
 from types import TracebackType
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from maelm_composer.console import begin_table, format_duration, open_console
 from maelm_composer.records import FailedFinetuning, Finetuning, FinetuningRecord, Point
+from maelm_composer.statistics import estimate_mean
 from maelm_composer.sweep.search import SweepResult, TaskResult
 from maelm_composer.tasks.catalogue import GLUE, Task
 
@@ -122,11 +123,12 @@ def _describe_scores(result: TaskResult) -> list[str]:
     runs = f'{len(result.finished)}/{result.num_planned}'
     if not result.records:
         return [result.task.name, runs]
-    summary = result.summary
-    interval = [] if summary.low is None else [_percent(summary.low), _percent(summary.high)]
+    scores, found = result.scores, estimate_mean(result.scores)
+    interval = [] if found.low is None else [_percent(found.low), _percent(found.high)]
+    std = stdev(scores) if len(scores) > 1 else None
     return [
-        *(result.task.name, runs, _percent(summary.median), _percent(summary.mean), _percent(summary.std)),
-        *('–'.join(interval), str(summary.count), _percent(result.records[0].baseline)),
+        *(result.task.name, runs, _percent(median(scores)), _percent(found.mean), _percent(std)),
+        *('–'.join(interval), str(len(scores)), _percent(result.records[0].baseline)),
     ]
 
 

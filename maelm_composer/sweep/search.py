@@ -10,7 +10,6 @@ from maelm_composer.config import EvaluationProtocol, FinetuningConfig, SearchSp
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import check_names
 from maelm_composer.records import FailedFinetuning, Finetuning, FinetuningRecord, Point
-from maelm_composer.statistics import Summary, summarize
 from maelm_composer.tasks.catalogue import GLUE, SPAN, Task, find_task
 
 
@@ -25,9 +24,9 @@ class TaskResult:
     num_planned: int  # runs
 
     @property
-    def summary(self) -> Summary:
-        """Statistics of the scores over seeds, fractions."""
-        return summarize([record.score for record in self.records])
+    def scores(self) -> list[float]:
+        """Fractions, one for each seed of the selected point."""
+        return [record.score for record in self.records]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class SweepResult:
     @property
     def average(self) -> float | None:
         """AVG of the eight GLUE tasks, MNLI-m once: the mean of their medians (a fraction); None if one is missing."""
-        medians = {result.task.name: result.summary.median for result in self.tasks if result.records}
+        medians = {result.task.name: median(result.scores) for result in self.tasks if result.records}
         return sum(medians[name] for name in GLUE) / len(GLUE) if medians.keys() >= set(GLUE) else None
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_the_best_point_is_repeated_on_the_other_seeds():
     records += [make_record(0.1, (1e-5, 32, 2, 0.06), seed) for seed in (1, 2)]
     result = conclude(config, find_task('rte'), records)
     assert (result.point, [r.seed for r in result.records]) == (Point(1e-5, 32, 2, 0.06), [3, 1, 2])
-    assert (result.summary.median, len(result.finished), result.num_planned) == (0.1, 6, 6)
+    assert (median(result.scores), len(result.finished), result.num_planned) == (0.1, 6, 6)
 
 
 def test_a_full_grid_is_decided_by_the_median():
