@@ -6,14 +6,14 @@ earlier choices without torch.
 """
 
 import contextlib
-import functools
 import os
 import sys
 import time
+import timeit
 import uuid
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
@@ -21,7 +21,6 @@ from maelm_composer.errors import InputError
 # Rows and width of the measured feed-forward block. The CPU's are about the demo's, since emulated bf16 takes seconds
 # for larger ones; the GPU's are large enough to occupy every core.
 CPU_SHAPE, GPU_SHAPE = (128, 256), (8192, 1024)
-MIN_SECONDS = 0.1  # of each precision
 FILE = 'precision.txt'
 
 
@@ -56,42 +55,48 @@ class Choice:
         return f'{self.precision.name} ({self.reason})' if self.reason else self.precision.name
 
 
-@functools.cache
+@cache
 def measure_speeds() -> Speeds:
-    """Time a feed-forward block in both precisions, for less than a second.
+    """Time a feed-forward block in both precisions, for about a second.
 
     On a CPU the CPU time of one thread is measured, which does not depend on the load of the machine.
     """
     import torch
     from torch import nn
-    from torch.utils.benchmark import Timer
 
     from maelm_composer.device import find_device, name_device
 
-    device = find_device()
+    device, threads = find_device(), torch.get_num_threads()
     is_cpu = device.type == 'cpu'
     rows, size = CPU_SHAPE if is_cpu else GPU_SHAPE
-    clock: dict[str, Any] = {'timer': time.thread_time} if is_cpu else {}  # else Timer's own, which waits for the GPU
     flops = 3 * 2 * 2 * rows * size * 4 * size  # two matrix products forward, four backward
 
+    def train(is_bf16: bool) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+            outputs = block(inputs)
+        outputs.sum().backward()
+        if not is_cpu:
+            torch.cuda.synchronize()
+
     def measure(is_bf16: bool) -> float:
-        def train() -> None:
-            with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
-                outputs = block(inputs)
-            outputs.sum().backward()
+        train(is_bf16)  # the first pass is slower
+        timer = timeit.Timer(partial(train, is_bf16), timer=time.thread_time if is_cpu else time.perf_counter)
+        number, seconds = timer.autorange()
+        return flops * number / seconds
 
-        timer = Timer('train()', globals={'train': train}, num_threads=1, **clock)
-        return flops / min(timer.blocked_autorange(min_run_time=MIN_SECONDS).times)
-
-    # The states of the run's random generators must not change.
-    with torch.random.fork_rng(devices=[] if is_cpu else [device]), torch.enable_grad():
-        block = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size)).to(device)
-        inputs = torch.randn(rows, size, device=device, requires_grad=True)
-        fp32 = measure(is_bf16=False)
-        try:
-            bf16 = measure(is_bf16=True)
-        except RuntimeError:  # the GPU has no bf16
-            bf16 = 0.0
+    torch.set_num_threads(1)
+    try:
+        # The states of the run's random generators must not change.
+        with torch.random.fork_rng(devices=[] if is_cpu else [device]), torch.enable_grad():
+            block = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size)).to(device)
+            inputs = torch.randn(rows, size, device=device, requires_grad=True)
+            fp32 = measure(is_bf16=False)
+            try:
+                bf16 = measure(is_bf16=True)
+            except RuntimeError:  # the GPU has no bf16
+                bf16 = 0.0
+    finally:
+        torch.set_num_threads(threads)
     return Speeds(fp32, bf16, name_device())
 
 
@@ -157,7 +162,7 @@ def read_choice(folder: Path) -> Precision | None:
     return Precision[word]
 
 
-@functools.cache  # so that a process with many runs prints a notice once
+@cache  # so that a process with many runs prints a notice once
 def tell(notice: str) -> None:
     """Print ``notice`` on standard error, unless it is empty."""
     if notice:
