@@ -42,10 +42,8 @@ def is_locked(folder: Path) -> bool:
     """Whether a process holds the lock of ``folder``; also True where that cannot be found out."""
     if not (folder / LOCK).exists():
         return False
-    lock = FileLock(folder / LOCK, blocking=False)
     try:
-        lock.acquire()
+        with FileLock(folder / LOCK, blocking=False):
+            return False
     except OSError:  # Timeout is one, too
         return True
-    lock.release()
-    return False

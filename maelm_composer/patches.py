@@ -11,7 +11,7 @@ import os
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory as Segment
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,25 +58,22 @@ class OwnedMemory(SharedMemory):
             try:
                 os.posix_fallocate(self.shm._fd, 0, self.shm.size)  # type: ignore[attr-defined]
             except OSError as error:
-                _remove_segments(self.created_shms, os.getpid())
+                _remove_segments(self.created_shms)
                 raise InputError(f'{size:,} bytes of shared memory: {error.strerror}; {MORE_SHARED_MEMORY}') from None
         if auto_cleanup:  # opened segments are closed by their own destructors
-            weakref.finalize(self, _remove_segments, self.created_shms, os.getpid())
+            weakref.finalize(self, _run_in, os.getpid(), _remove_segments, self.created_shms)
 
 
-def _remove_segments(segments: list[Segment], owner: int) -> None:
-    if os.getpid() != owner:  # a forked loader worker holds only a copy
-        return
+def _run_in(owner: int, function: Callable[..., None], *arguments: Any) -> None:
+    if os.getpid() == owner:  # a forked loader worker holds only a copy
+        function(*arguments)
+
+
+def _remove_segments(segments: list[Segment]) -> None:
     for segment in segments:
         with contextlib.suppress(FileNotFoundError):  # another rank has removed it
             segment.unlink()
         segment.close()
-
-
-def _remove_files(paths: list[Path], owner: int) -> None:
-    if os.getpid() == owner:
-        for path in paths:
-            path.unlink(missing_ok=True)
 
 
 for _module in (streaming.base.dataset, streaming.base.shared.array, streaming.base.shared.prefix):
@@ -124,10 +121,10 @@ class RobustStreamingDataset(StreamingDataset):
         self._present_shards: set[int] = set()
         if self._unique_rank_world.is_local_leader:
             with contextlib.suppress(FileNotFoundError):
-                _remove_segments([Segment(_get_path(self._shm_prefix_int, RESUME))], os.getpid())
-            names = (_get_path(self._shm_prefix_int, name) for name in (BARRIER_FILELOCK, CACHE_FILELOCK))
-            locks = [Path(self._filelock_root, name) for name in names]
-            weakref.finalize(self, _remove_files, locks, os.getpid())
+                _remove_segments([Segment(_get_path(self._shm_prefix_int, RESUME))])
+            for name in (BARRIER_FILELOCK, CACHE_FILELOCK):
+                lock = Path(self._filelock_root, _get_path(self._shm_prefix_int, name))
+                weakref.finalize(self, _run_in, os.getpid(), lock.unlink, True)
         barrier()
 
     def __iter__(self) -> Iterator[Any]:

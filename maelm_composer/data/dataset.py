@@ -13,7 +13,6 @@ from streaming.base.hashing import get_hash
 from maelm_composer.config import DataConfig
 from maelm_composer.data import storage
 from maelm_composer.data.manifest import Manifest
-from maelm_composer.data.outage import read_through_outage
 from maelm_composer.data.shards import HASH
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, parse_json
@@ -63,7 +62,7 @@ class VerifiedStream(Stream):
     def _fetch(self, name: str, expected: str) -> bytes:
         source = storage.join(self.source, name)
         for _ in range(2):  # an answer may have been damaged on its way
-            content = read_through_outage(source, self.max_outage_minutes, Path(self.local, '.outage'))
+            content = storage.read_through_outage(source, self.max_outage_minutes, Path(self.local, '.outage'))
             if content is None:
                 raise InputError(f'shard {source} is missing: run `maelm shards` again')
             if get_hash(HASH, content) == expected:

@@ -7,7 +7,7 @@ from typing import Any
 
 from maelm_composer.data import storage
 from maelm_composer.errors import InputError
-from maelm_composer.files import format_json, parse_json
+from maelm_composer.files import parse_json
 
 FILE_NAME = 'manifest.json'
 ID_COUNTS = 'id_counts.json'
@@ -71,11 +71,6 @@ def load_id_counts(remote: str) -> list[int]:
     return counts
 
 
-def save_id_counts(remote: str, counts: list[int]) -> None:
-    """Write the (V,) ``counts`` of the training rows."""
-    storage.write_file(storage.join(remote, ID_COUNTS), format_json({'train': counts}, indent=None).encode())
-
-
 def read_tokenizer_files(folder: str) -> dict[str, bytes]:
     """The files of the tokenizer in ``folder`` by name; empty if there are none.
 
@@ -95,4 +90,4 @@ def read_tokenizer_files(folder: str) -> dict[str, bytes]:
 
 def save_manifest(remote: str, manifest: Manifest) -> None:
     """Write ``manifest.json`` in one atomic step."""
-    storage.write_file(storage.join(remote, FILE_NAME), format_json(dataclasses.asdict(manifest)).encode())
+    storage.write_json(storage.join(remote, FILE_NAME), dataclasses.asdict(manifest), indent=2)

@@ -1,5 +1,6 @@
 """Packs the tokenised lines of documents into blocks and blocks into rows. All functions are pure."""
 
+import bisect
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -45,24 +46,18 @@ def assign_rows(lengths: Sequence[int], max_seq_len: int) -> list[list[int]]:
     Block i has ``lengths[i]`` ids, 1 to ``max_seq_len``. Returns for each row the indices of its blocks.
     """
     rows: list[list[int]] = []
-    open_rows: list[list[int]] = [[] for _ in range(max_seq_len + 1)]  # rows by their free space
-    has_space = 0  # bit s is set if open_rows[s] is not empty, so the tightest fit is the lowest set bit
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    open_rows: list[tuple[int, int, int]] = []  # (free space, -time of the last block, row), ascending
+    for time, index in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i])):
         length = lengths[index]
-        fitting = has_space >> length
-        if fitting:
-            space = length + (fitting & -fitting).bit_length() - 1
-            row = open_rows[space].pop()
-            if not open_rows[space]:
-                has_space &= ~(1 << space)
+        at = bisect.bisect_left(open_rows, (length,))  # the tightest fit; of equal ones, the row filled last
+        if at < len(open_rows):
+            space, _, row = open_rows.pop(at)
         else:
             space, row = max_seq_len, len(rows)
             rows.append([])
         rows[row].append(index)
-        left = space - length
-        if left:
-            open_rows[left].append(row)
-            has_space |= 1 << left
+        if space > length:
+            bisect.insort(open_rows, (space - length, -time, row))
     return rows
 
 

@@ -13,25 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import entr  # -p log p
 from tqdm import tqdm
 
 from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents, name_sources
-from maelm_composer.data.manifest import (
-    FILE_NAME,
-    Manifest,
-    SplitStatistics,
-    load_manifest,
-    save_id_counts,
-    save_manifest,
-)
+from maelm_composer.data.manifest import FILE_NAME, ID_COUNTS, Manifest, SplitStatistics, load_manifest, save_manifest
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.files import format_json, hash_json, parse_json
+from maelm_composer.files import hash_json, parse_json
 from maelm_composer.recipe import to_plain
 
 SPLITS = ('train', 'validation')
@@ -77,15 +71,14 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
                 f'add text, or change validation_fraction {config.validation_fraction}'
             )
         shards = [shard for record in records for shard in record[split]['shards']]
-        index = format_json({'version': 2, 'shards': shards}, indent=None)
-        storage.write_file(storage.join(config.remote, split, 'index.json'), index.encode())
-    save_id_counts(config.remote, counts['train'].tolist())
+        storage.write_json(storage.join(config.remote, split, 'index.json'), {'version': 2, 'shards': shards})
+    storage.write_json(storage.join(config.remote, ID_COUNTS), {'train': counts['train'].tolist()})
     manifest = Manifest(
         vocab_size=config.tokenizer.vocab_size,
         max_seq_len=config.max_seq_len,
         special_ids=dict(zip(SPECIAL_TOKENS, (0, 1, 2, 3, config.tokenizer.vocab_size - 1), strict=True)),
         splits={split: _sum_statistics(records, split, config.max_seq_len) for split in SPLITS},
-        unigram_entropy=_measure_entropy(counts['validation']),
+        unigram_entropy=round(float(entr(counts['validation'] / counts['validation'].sum()).sum()), 6),
         tokenizer_hash=tokenizer_hash,
         content_hash=_hash_content(records),
         recipe_hash=recipe_hash,
@@ -213,8 +206,7 @@ def _run_task(documents: list[str], shared: tuple[str, CorpusConfig, str], task:
             if folder.exists():
                 storage.write_folder(storage.join(config.remote, split, f'{task:05}'), folder)
     record |= {'recipe_hash': recipe_hash, 'text_hash': text_hash}
-    content = format_json(record, indent=None)
-    storage.write_file(storage.join(config.remote, 'parts', f'{task:05}.json'), content.encode())
+    storage.write_json(storage.join(config.remote, 'parts', f'{task:05}.json'), record)
     return record
 
 
@@ -227,9 +219,3 @@ def _sum_statistics(records: list[dict], split: str, max_seq_len: int) -> SplitS
     counted = ('documents', 'rows', 'tokens', 'dropped_tokens')
     total = {name: sum(record[split][name] for record in records) for name in counted}
     return SplitStatistics(fill_rate=round(total['tokens'] / (total['rows'] * max_seq_len), 5), **total)
-
-
-def _measure_entropy(counts: np.ndarray) -> float:
-    """Entropy (nats) of (V,) counts: the loss of guessing by frequency alone."""
-    shares = counts[counts > 0] / counts.sum()
-    return round(float(-(shares * np.log(shares)).sum()), 6)

@@ -1,4 +1,4 @@
-"""Reads and writes whole files in a local folder or under ``s3://bucket/prefix``, with the same functions.
+"""Reads and writes whole files in a local folder or under ``s3://bucket/prefix``; waits while S3 does not answer.
 
 Every write is atomic: a local file is written under a temporary name and renamed, an object is one ``put``. The S3
 endpoint is ``S3_ENDPOINT_URL`` if that is set; boto3 finds the credentials.
@@ -7,13 +7,18 @@ endpoint is ``S3_ENDPOINT_URL`` if that is set; boto3 finds the credentials.
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from filelock import FileLock, Timeout
+
 from maelm_composer.errors import InputError
-from maelm_composer.files import write_bytes
+from maelm_composer.files import format_json, write_bytes
+
+LONGEST_PAUSE = 60.0  # seconds between two tries during an outage
 
 
 class OutageError(InputError):
@@ -68,6 +73,68 @@ def read_file(url: str) -> bytes | None:
                     raise
 
 
+class Outage:
+    """How long an object store has not answered, and when to try again: after 1, 2, 4, ... 60 seconds."""
+
+    def __init__(self, limit_minutes: float) -> None:
+        self.limit = limit_minutes * 60
+        self.since: float | None = None  # seconds of the monotonic clock; None: the last try succeeded
+        self.next_try = 0.0
+
+    def note(self) -> bool:
+        """Note a failed try; returns whether this is the first one of an outage."""
+        now, is_first = time.monotonic(), self.since is None
+        self.since = now if self.since is None else self.since
+        pause = min(1 + now - self.since, LONGEST_PAUSE)
+        self.next_try = min(now + pause, self.since + self.limit)  # a last try when the limit is over
+        return is_first
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to try again."""
+        return time.monotonic() >= self.next_try
+
+    @property
+    def is_over_limit(self) -> bool:
+        return self.seconds >= self.limit
+
+    @property
+    def seconds(self) -> float:
+        """How long the store has not answered."""
+        return 0.0 if self.since is None else time.monotonic() - self.since
+
+
+def read_through_outage(url: str, limit_minutes: float, lock: Path) -> bytes | None:
+    """As :func:`read_file`, but try again for ``limit_minutes`` while the object store does not answer.
+
+    Of several processes that wait, the one that locks the file ``lock`` prints a line at the begin and at the end.
+
+    Raises:
+        OutageError: the limit is over.
+    """
+    outage, speaker = Outage(limit_minutes), FileLock(lock, blocking=False)
+    try:
+        while True:
+            try:
+                content = read_file(url)
+            except OutageError as error:
+                is_first = outage.note()
+                if outage.is_over_limit:
+                    raise
+                if is_first:
+                    with contextlib.suppress(Timeout):
+                        speaker.acquire()
+                        print(f'{error}: trying again for {limit_minutes:g} minutes', flush=True)
+            else:
+                if speaker.is_locked:
+                    print(f'{url} answers after {outage.seconds:.0f} s', flush=True)
+                return content
+            while not outage.is_due:
+                time.sleep(0.5)
+    finally:
+        speaker.release()
+
+
 def write_file(url: str, content: bytes) -> None:
     """Write or overwrite the file at ``url`` in one atomic step. Raises as :func:`read_file`."""
     if is_s3(url):
@@ -75,6 +142,11 @@ def write_file(url: str, content: bytes) -> None:
             client.put_object(Bucket=bucket, Key=key, Body=content)
         return
     write_bytes(Path(url), content)
+
+
+def write_json(url: str, plain: dict[str, Any], indent: int | None = None) -> None:
+    """Write ``plain`` with its checksum, as :func:`write_file` does."""
+    write_file(url, format_json(plain, indent).encode())
 
 
 def list_names(url: str, recursive: bool = False) -> list[str]:

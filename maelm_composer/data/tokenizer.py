@@ -15,7 +15,7 @@ from maelm_composer.data.corpora import describe_source, iterate_documents, name
 from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, TOKENIZER_RECIPE, read_tokenizer_files
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
-from maelm_composer.files import format_json, hash_file, hash_json, parse_json
+from maelm_composer.files import hash_file, hash_json, parse_json
 from maelm_composer.recipe import to_plain
 
 *LEADING_SPECIALS, MASK = SPECIAL_TOKENS
@@ -54,8 +54,7 @@ def build_tokenizer(config: CorpusConfig) -> bool:
         storage.write_folder(folder, Path(scratch))
         hashes = {path.name: hash_file(path) for path in sorted(Path(scratch).iterdir())}
     # Written last, so that an interrupted upload is not mistaken for a tokenizer.
-    content = format_json({'recipe_hash': recipe, 'hashes': hashes})
-    storage.write_file(storage.join(folder, TOKENIZER_RECIPE), content.encode())
+    storage.write_json(storage.join(folder, TOKENIZER_RECIPE), {'recipe_hash': recipe, 'hashes': hashes}, indent=2)
     return True
 
 

@@ -27,8 +27,7 @@ class Decoder(Stack):
     def forward(self, encoded: Tensor, token_table: Tensor, batch: Batch) -> Tensor:
         """(B, S, D) encoder outputs and the (V, D) token table -> (B, M, D_dec) at ``batch.predicted_index``."""
         positions, segments = batch.original_position_ids, batch.segment_ids
-        # An unused slot has no label.
-        predicted: Tensor | None = batch.predicted_index.clamp(max=segments.shape[1] - 1)
+        predicted = batch.predicted_index.clamp(max=segments.shape[1] - 1)  # an unused slot has no label
         if self.is_causal:
             inputs = embed(token_table, shift_right(batch.labels, positions), is_tied=True)
         else:
@@ -41,16 +40,16 @@ class Decoder(Stack):
         if not self.has_self_attention:
             # No position reads another one, so only the predicted ones are computed.
             inputs, positions, segments = (take_rows(x, predicted) for x in (inputs, positions, segments))
-            predicted = None
+        chosen = predicted if self.has_self_attention else None
         hidden = self.add_positions(inputs, positions)
         if not self.has_cross_attention:
-            return self.run_layers(hidden, positions, segments, predicted)
+            return self.run_layers(hidden, positions, segments, chosen)
         memory_bias = build_attention_bias(segments, take_padded(batch.segment_ids, batch.visible_index), None)
         # Where [CLS] may be masked too, a short block can have no visible token. Its queries then attend to the whole
         # row, because a softmax over no key is NaN.
         has_no_key = memory_bias.isneginf().all(-1, keepdim=True)
         memory_bias = memory_bias.masked_fill(has_no_key, 0.0)
-        return self.run_layers(hidden, positions, segments, predicted, encoded, memory_bias)
+        return self.run_layers(hidden, positions, segments, chosen, encoded, memory_bias)
 
 
 def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, resets: Tensor) -> Tensor:

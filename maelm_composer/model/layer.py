@@ -21,13 +21,8 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         size = stack.hidden_size
-
-        def build_attention() -> Attention:
-            return Attention(size, stack.num_attention_heads, stack.attention_probs_dropout_prob)
-
-        def build_norm() -> nn.LayerNorm:
-            return nn.LayerNorm(size, eps=layer_norm_eps)
-
+        build_attention = partial(Attention, size, stack.num_attention_heads, stack.attention_probs_dropout_prob)
+        build_norm = partial(nn.LayerNorm, size, layer_norm_eps)
         if has_self_attention:
             self.self_attention, self.self_attention_norm = build_attention(), build_norm()
         if has_cross_attention:

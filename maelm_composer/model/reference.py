@@ -20,13 +20,10 @@ class ReferenceModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         decoder, self.mask_id, self.decoder = config.decoder, config.vocab_size - 1, None
-        self.encoder = Stack(config, config, has_self_attention=True, has_cross_attention=False)
+        self.encoder = Stack(config, config, DecoderAttention.bidirectional)
         self.encoder.token_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         if decoder is not None:
-            self.is_causal = decoder.attention is DecoderAttention.causal_cross
-            has_self_attention = decoder.attention is not DecoderAttention.cross
-            has_cross_attention = decoder.attention is not DecoderAttention.bidirectional
-            self.decoder = Stack(decoder, config, has_self_attention, has_cross_attention)
+            self.decoder = Stack(decoder, config, decoder.attention)
             if decoder.hidden_size != config.hidden_size:  # Sec. 4.3, "Decoder Size"
                 self.decoder.input_projection = nn.Linear(config.hidden_size, decoder.hidden_size)
         self.head = Head(config)
@@ -49,7 +46,7 @@ class ReferenceModel(nn.Module):
         """(B, S, D) encoder outputs and their (B, S) segments -> (B, N, D_dec)."""
         decoder, tokens = self.decoder, self.encoder.token_embeddings
         assert decoder is not None
-        if self.is_causal:  # Table 2, "uni. self-attention": the previous token; a block starts from [CLS], id 0
+        if decoder.is_causal:  # Table 2, "uni. self-attention": the previous token; a block starts from [CLS], id 0
             previous = functional.pad(batch.labels, (1, -1)).clamp(min=0)
             inputs = tokens(previous.where(batch.original_position_ids > 0, 0))
         else:
@@ -61,7 +58,7 @@ class ReferenceModel(nn.Module):
             inputs = torch.where(batch.resets[..., None], tokens.weight[self.mask_id], inputs)
         if decoder.input_projection is not None:
             inputs, hidden = decoder.input_projection(inputs), decoder.input_projection(hidden)
-        return decoder(inputs, batch.original_position_ids, batch.segment_ids, hidden, segments, self.is_causal)
+        return decoder(inputs, batch.original_position_ids, batch.segment_ids, hidden, segments)
 
 
 class Head(nn.Module):
@@ -87,23 +84,18 @@ class Stack(nn.Module):
 
     token_embeddings: nn.Embedding  # of the encoder
 
-    def __init__(
-        self,
-        stack: ModelConfig | DecoderConfig,
-        model: ModelConfig,
-        has_self_attention: bool,
-        has_cross_attention: bool,
-    ) -> None:
+    def __init__(self, stack: ModelConfig | DecoderConfig, model: ModelConfig, attention: DecoderAttention) -> None:
         super().__init__()
         self.input_projection: nn.Linear | None = None  # of a decoder of another width
         size, eps = stack.hidden_size, model.layer_norm_eps
-        self.model, self.buckets = model, stack.relative_position_buckets if has_self_attention else 0
+        self.is_causal = attention is DecoderAttention.causal_cross
+        self.model, self.buckets = model, stack.relative_position_buckets
+        if attention is DecoderAttention.cross:  # no self-attention
+            self.buckets = 0
         self.position_embeddings, self.embedding_norm = nn.Embedding(model.max_seq_len, size), nn.LayerNorm(size, eps)
         if self.buckets:
             self.relative_position = nn.Embedding(self.buckets, stack.num_attention_heads)
-        self.layers = nn.ModuleList(
-            Layer(stack, eps, has_self_attention, has_cross_attention) for _ in range(stack.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(Layer(stack, eps, attention) for _ in range(stack.num_hidden_layers))
 
     def forward(
         self,
@@ -112,7 +104,6 @@ class Stack(nn.Module):
         segments: Tensor,  # (B, T)
         memory: Tensor | None = None,  # (B, S, D), for cross-attention
         memory_segments: Tensor | None = None,  # (B, S)
-        is_causal: bool = False,
     ) -> Tensor:
         hidden = self.embedding_norm(inputs + self.position_embeddings(positions))
         bias = separate(segments, segments)
@@ -120,7 +111,7 @@ class Stack(nn.Module):
             settings = self.model.relative_position_max_distance, self.model.relative_position_function
             distances = positions[:, None, :] - positions[:, :, None]  # key - query
             bias = bias + self.relative_position(bucket_distances(distances, self.buckets, *settings)).movedim(3, 1)
-        if is_causal:
+        if self.is_causal:
             bias = bias + torch.full(bias.shape[-2:], float('-inf'), device=bias.device).triu(1)
         memory_bias = None
         if memory_segments is not None:
@@ -135,14 +126,12 @@ class Stack(nn.Module):
 class Layer(nn.Module):
     """x <- LN(x + f(x)) for each attention f, then for the feed-forward network (Sec. 2.1)."""
 
-    def __init__(
-        self, stack: ModelConfig | DecoderConfig, eps: float, has_self_attention: bool, has_cross_attention: bool
-    ) -> None:
+    def __init__(self, stack: ModelConfig | DecoderConfig, eps: float, attention: DecoderAttention) -> None:
         super().__init__()
         size, heads, inner = stack.hidden_size, stack.num_attention_heads, stack.intermediate_size
-        if has_self_attention:
+        if attention is not DecoderAttention.cross:
             self.self_attention, self.self_attention_norm = Attention(size, heads), nn.LayerNorm(size, eps)
-        if has_cross_attention:
+        if attention is not DecoderAttention.bidirectional:
             self.cross_attention, self.cross_attention_norm = Attention(size, heads), nn.LayerNorm(size, eps)
         self.intermediate, self.output = nn.Linear(size, inner), nn.Linear(inner, size)
         self.output_norm = nn.LayerNorm(size, eps)

@@ -43,10 +43,11 @@ class Stack(nn.Module):
         attentions = [module for module in self.modules() if isinstance(module, Attention)]
         first = attentions[0]
         head_size = first.output.in_features // first.num_heads
-        backend = choose_backend(requested, device_type, first.dropout, not self.has_cross_attention, head_size)
-        for module in (self, *attentions):
-            module.backend = backend
-        return backend
+        is_plain = not self.has_cross_attention
+        self.backend = choose_backend(requested, device_type, first.dropout, is_plain, head_size)
+        for attention in attentions:
+            attention.backend = self.backend
+        return self.backend
 
     def add_positions(self, inputs: Tensor, position_ids: Tensor) -> Tensor:
         """(B, T, D) embeddings and their (B, T) positions -> H^0, (B, T, D)."""

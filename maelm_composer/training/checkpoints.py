@@ -29,8 +29,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
 from maelm_composer.config import TrainingConfig
-from maelm_composer.data.outage import Outage
-from maelm_composer.data.storage import OutageError
+from maelm_composer.data.storage import Outage, OutageError
 from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask, hash_file, write_json
 from maelm_composer.training.callbacks import TrainingClock
