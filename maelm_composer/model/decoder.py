@@ -65,9 +65,9 @@ def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, r
     return fill_row(encoded, mask_embedding.to(encoded.dtype), positions, length)
 
 
-def take_padded(values: Tensor, index: Tensor) -> Tensor:
-    """(B, N) values at (B, K) index; 0 where the index is N."""
-    return functional.pad(values, (0, 1)).gather(1, index)
+def take_padded(values: Tensor, index: Tensor, fill: int = 0) -> Tensor:
+    """(B, N) values at (B, K) index; ``fill`` where the index is N."""
+    return functional.pad(values, (0, 1), value=fill).gather(1, index)
 
 
 def shift_right(labels: Tensor, positions: Tensor) -> Tensor:

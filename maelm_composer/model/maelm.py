@@ -1,7 +1,7 @@
 """MAE-LM and plain MLM: encoder -> decoder -> head -> loss (Meng et al., arXiv:2302.02060, Sec. 2.1 and 3).
 
-Plain MLM, the RoBERTa baseline, is ``decoder: null``. ``reference.py`` is the same
-model in plain torch, for reading.
+Plain MLM, the RoBERTa baseline, is ``decoder: null``. ``reference.py`` is the same model in plain torch,
+for reading.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class MaskedLanguageModel(nn.Module):
             encoded = self.encoder(batch.input_ids, batch.position_ids, segment_ids)
             hidden = self.decoder(encoded, token_table, batch)
         logits = self.head(hidden, token_table)
-        labels = functional.pad(batch.labels, (0, 1), value=IGNORED_LABEL).gather(1, batch.predicted_index)
+        labels = take_padded(batch.labels, batch.predicted_index, IGNORED_LABEL)
         in_fp32 = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss = functional.cross_entropy(in_fp32.flatten(0, 1), labels.flatten())
         return MaskedLMOutput(loss, logits.detach(), labels)
