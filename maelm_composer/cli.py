@@ -246,12 +246,11 @@ def report(
     scale: Scale, results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results')
 ) -> None:
     """Rebuild the tables, figures and page of a scale from its records. Needs no torch."""
-    from maelm_composer.reporting.report import build_tables
     from maelm_composer.reporting.report import report as make
     from maelm_composer.suite.terminal import print_tables
 
-    page = make(scale, results)
-    print_tables(scale, build_tables(scale, results))
+    page, tables = make(scale, results)
+    print_tables(scale, tables)
     print(f'report: {page}')
 
 

@@ -37,16 +37,20 @@ BUILDERS: dict[str, Callable[[RowBuilder], list[Row]]] = {
 PUBLISHED = 'results/paper'  # in the working folder, else in the package; not beside the measured results
 
 
-def report(scale: str, results: Path) -> Path:
-    """Make every CSV file, every figure and the page of ``results``/``scale`` from its records; return the page's path.
+Tables = dict[str, list[Row]]  # artefact name -> rows
+
+
+def report(scale: str, results: Path) -> tuple[Path, Tables]:
+    """Make every CSV file, every figure and the page of ``results``/``scale`` from its records.
+
+    Returns:
+        The page's path and the rows of the CSV files.
 
     Raises:
         InputError: no records, or records that contradict each other.
     """
-    folder = results / scale
-    evidence = load_evidence(folder, scale)
-    tables = _build(evidence)
-    _write(folder, tables)
+    folder, evidence = results / scale, load_evidence(results / scale, scale)
+    tables = write_tables(folder, evidence)
     drawn = {
         name: partial(DRAWINGS[name], rows)
         for name, rows in tables.items()
@@ -57,27 +61,21 @@ def report(scale: str, results: Path) -> Path:
     pictures = {name: picture for name in (*tables, CLAIMS) if (picture := write_figure(folder, name, drawn.get(name)))}
     page = folder / 'report.html'
     write_text(page, render_page(scale, tables, pictures, describe_cost(evidence)))
-    return page
+    return page, tables
 
 
-def write_tables(scale: str, results: Path) -> None:
-    """Make every CSV file of ``results``/``scale`` from its records. Raises InputError as :func:`report`."""
-    _write(results / scale, build_tables(scale, results))
-
-
-def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
-    """Artefact name -> rows, for every artefact of the scale."""
-    return _build(load_evidence(results / scale, scale))
-
-
-def _write(folder: Path, tables: dict[str, list[Row]]) -> None:
+def write_tables(folder: Path, evidence: Evidence) -> Tables:
+    """Make every CSV file of ``folder`` from ``evidence``. Raises InputError for records that contradict each other."""
+    tables = build_tables(evidence)
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)
     if OWN.name not in tables:
         (folder / f'{OWN.name}.csv').unlink(missing_ok=True)  # its records are gone
+    return tables
 
 
-def _build(evidence: Evidence) -> dict[str, list[Row]]:
+def build_tables(evidence: Evidence) -> Tables:
+    """The rows of every artefact of the scale."""
     published = load_published(find_shipped(PUBLISHED))
     artefacts = artefacts_of(evidence.scale, bool(evidence.list_own_scores()))
     return {found.name: BUILDERS[found.name](RowBuilder(found.name, evidence, published)) for found in artefacts}

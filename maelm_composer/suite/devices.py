@@ -2,13 +2,14 @@
 
 import os
 import subprocess
+from collections import defaultdict
 from dataclasses import dataclass
 from statistics import mean, median
 
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.precision import measure_speeds
-from maelm_composer.provenance import Provenance, collect_provenance
+from maelm_composer.provenance import collect_provenance
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
 from maelm_composer.reporting.evidence import Evidence
 
@@ -27,14 +28,6 @@ class Device:
     bf16: float
 
     @property
-    def faster(self) -> Precision:
-        return Precision.bf16 if self.bf16 > self.fp32 else Precision.fp32
-
-    def flops(self, precision: Precision) -> float:
-        """FLOP/s of one device; ``auto`` is the faster precision."""
-        return max(self.fp32, self.bf16) if precision is Precision.auto else getattr(self, precision.name)
-
-    @property
     def label(self) -> str:
         return 'this CPU' if self.name == CPU else f'{self.count} × {self.name.upper()}'
 
@@ -49,19 +42,14 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
         found = _list_gpus()
         if not found and count is not None:
             raise InputError(f'this machine has no GPU: name the kind with --gpu, one of {", ".join(PEAKS)}')
-        if not found:
-            return measure_cpu()
+        if not found:  # one core's speed in a feed-forward block, times the number of cores
+            speeds, cores = measure_speeds(), len(os.sched_getaffinity(0))
+            return Device(CPU, 1, cores * speeds.fp32, cores * speeds.bf16)
         gpu, count = found[0], count or len(found)
     name = next((name for name in PEAKS if name in gpu.lower()), None)
     if name is None:
         raise InputError(f'GPU {gpu}: its peak is not known; choose one of {", ".join(PEAKS)}')
     return Device(name, count or 1, *PEAKS[name])
-
-
-def measure_cpu() -> Device:
-    """This machine's cores as one device: the speed of one core in a feed-forward block, times the number of cores."""
-    speeds, cores = measure_speeds(), len(os.sched_getaffinity(0))
-    return Device(CPU, 1, cores * speeds.fp32, cores * speeds.bf16)
 
 
 @dataclass(frozen=True)
@@ -74,31 +62,28 @@ class Measured:
 
 
 def read_measured(evidence: Evidence, device: Device, pretraining: Precision, finetuning: Precision) -> Measured:
-    """The speeds of recorded runs on this kind of device in these precisions."""
+    """The speeds of recorded runs on this kind of device, a CPU being that of this machine, in these precisions."""
     here = collect_provenance(device)  # the hash of its recipe is not read
+
+    def is_like(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
+        cpu = record.provenance.cpu, record.provenance.cpu_count
+        return device.name in record.device.lower() and (device.name != CPU or cpu == (here.cpu, here.cpu_count))
+
     speeds = [
         run.flops / (3600 * run.device_hours)
         for run in evidence.runs.values()
-        if run.flops and run.training_precision is pretraining and _is_like(run, device, here)
+        if run.flops and run.training_precision is pretraining and is_like(run)
     ]
-    tasks: dict[str, list[float]] = {}
+    tasks: dict[str, list[float]] = defaultdict(list)
     for record in evidence.finetunings:
-        if record.protocol['precision'] == finetuning.name and _is_like(record, device, here):
-            tasks.setdefault(record.task, []).append(record.training_seconds + record.evaluation_seconds)
-    ranks = [record.seconds for record in evidence.ranks if _is_like(record, device, here)]
+        if record.protocol['precision'] == finetuning.name and is_like(record):
+            tasks[record.task].append(record.training_seconds + record.evaluation_seconds)
+    ranks = [record.seconds for record in evidence.ranks if is_like(record)]
     return Measured(
         median(speeds) if speeds else None,
         {task: mean(seconds) for task, seconds in tasks.items()},
         median(ranks) if ranks else None,
     )
-
-
-def _is_like(record: PretrainingRecord | FinetuningRecord | RankRecord, device: Device, here: Provenance) -> bool:
-    """Whether ``record`` comes from such a device; a CPU must be that of ``here``, the provenance of this machine."""
-    where = record.device.lower()
-    if device.name != CPU:
-        return device.name in where
-    return where.startswith(CPU) and (record.provenance.cpu, record.provenance.cpu_count) == (here.cpu, here.cpu_count)
 
 
 def _list_gpus() -> list[str]:

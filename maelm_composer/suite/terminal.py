@@ -1,6 +1,6 @@
 """Tables and claims of a report, printed. Imports no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -8,6 +8,7 @@ from rich.text import Text
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.reporting.artefacts import OWN, find_artefact, label_of
 from maelm_composer.reporting.findings import format_interval, format_number
+from maelm_composer.reporting.report import Tables
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import (
     FAILS,
@@ -23,8 +24,8 @@ MINUS = ' − '  # in the label of a comparison
 COLORS = {HOLDS: 'green', FAILS: 'red', NO_DIFFERENCE: 'cyan', UNDECIDED: 'yellow'}
 
 
-def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:
-    """Print tables whole, and the claims of every figure; ``tables``: artefact name -> rows."""
+def print_tables(scale: str, tables: Tables) -> None:
+    """Print tables whole, and the claims of every figure."""
     console = open_console()
     for name, rows in tables.items():
         console.print(Text(find_artefact(name).title, 'bold'))

@@ -12,6 +12,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, load_folder, pack_numbers, parse_finetuning
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
 from maelm_composer.reporting.estimate import Estimate, Term, estimate, slope_weights
+from maelm_composer.reporting.evidence import load_evidence
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.verdicts import judge_claim
 from maelm_composer.sweep.search import SweepResult, TaskResult
@@ -22,7 +23,7 @@ from tests.reporting.conftest import Archive
 
 def build(archive):
     """Rows by artefact, row, column and x."""
-    tables = build_tables(archive.scale, archive.results)
+    tables = build_tables(load_evidence(archive.results / archive.scale, archive.scale))
     return {(r.artefact, r.row, r.column, r.x): r for rows in tables.values() for r in rows}
 
 
