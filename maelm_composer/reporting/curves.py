@@ -3,18 +3,16 @@
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import DELTAS, MAE_LM, ROBERTA, Model, Role, average_column, columns_of
-from maelm_composer.reporting.cells import (
-    Cell,
-    explain_absence,
-    finetuned_rank,
-    finetuned_rank_curve,
-    rank,
-    score,
-    slope,
-    subtract,
+from maelm_composer.reporting.cells import Cell, Term, slope, subtract
+from maelm_composer.reporting.row_builder import (
+    BOTH,
+    PERCENT,
+    POINTS,
+    RANK,
+    Claim,
+    RowBuilder,
+    claim_more_dimensions,
 )
-from maelm_composer.reporting.estimate import Term
-from maelm_composer.reporting.row_builder import BOTH, GAP, PERCENT, POINTS, RANK, Claim, RowBuilder, rank_margin
 from maelm_composer.reporting.rows import Row
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
@@ -26,11 +24,11 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
     evidence = builder.evidence
     rows = [row for key in (REAL, WITH_MASKS, MASKS) for row in _layer_rows(builder, ROBERTA, key, RANK)]
     gaps = [
-        (layer, subtract(rank(evidence, ROBERTA, WITH_MASKS, layer), rank(evidence, ROBERTA, REAL, layer)))
+        (layer, subtract(evidence.rank(ROBERTA, WITH_MASKS, layer), evidence.rank(ROBERTA, REAL, layer)))
         for layer in range(_count_layers(builder, ROBERTA))
-    ] or [(0, rank(evidence, ROBERTA, REAL))]
+    ] or [(0, evidence.rank(ROBERTA, REAL))]
     last = gaps[-1][1]
-    rise = subtract(rank(evidence, ROBERTA, MASKS), rank(evidence, ROBERTA, MASKS, 0))
+    rise = subtract(evidence.rank(ROBERTA, MASKS), evidence.rank(ROBERTA, MASKS, 0))
     for label, cell in (
         ('rank with − without [MASK], last layer', last),
         ('growth of that gap per layer', slope(gaps) if len(gaps) > 1 else last),
@@ -43,7 +41,7 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
 def build_figure4(builder: RowBuilder) -> list[Row]:
     rows, claims = [], []
     for column in (average_column(builder.scale), columns_of(builder.scale, Role.squad)[0]):
-        cells = {delta: score(builder.evidence, model, column) for delta, model in DELTAS}
+        cells = {delta: builder.evidence.score(model, column) for delta, model in DELTAS}
         papers = {delta: builder.paper((f'δ = {delta:g}',), column.name) for delta in cells}
         for delta, cell in cells.items():
             row = builder.value(f'δ = {delta:g}', column.name, PERCENT, cell, papers[delta])
@@ -65,15 +63,15 @@ def build_figure5(builder: RowBuilder) -> list[Row]:
             rows += _layer_rows(builder, model, key, RANK)
     task = columns_of(builder.scale, Role.mnli)[0].task
     for model in (MAE_LM, ROBERTA):
-        for epoch, cell in finetuned_rank_curve(evidence, model, task).items():
+        for epoch, cell in evidence.finetuned_rank_curve(model, task).items():
             rows.append(builder.value(model.label, f'rank during {task}', RANK, cell).at(epoch, 'epoch'))
-    claims = []
-    for column, paper, (theirs, ours) in (
-        ('rank_real, last layer', builder.paper_gap('pretrained'), [rank(evidence, m, REAL) for m in BOTH]),
-        (f'rank after {task}', None, [finetuned_rank(evidence, m, task) for m in BOTH]),
-    ):
-        claims.append(Claim(GAP, column, subtract(ours, theirs), paper, rank_margin(theirs)))
-    return rows + builder.claims(RANK, *claims)
+    pretrained = [evidence.rank(model, REAL) for model in BOTH]
+    finetuned = [evidence.finetuned_rank(model, task) for model in BOTH]
+    return rows + builder.claims(
+        RANK,
+        claim_more_dimensions('rank_real, last layer', *pretrained, builder.paper_gap('pretrained')),
+        claim_more_dimensions(f'rank after {task}', *finetuned, None),
+    )
 
 
 def build_subspace(builder: RowBuilder) -> list[Row]:
@@ -84,7 +82,7 @@ def build_subspace(builder: RowBuilder) -> list[Row]:
         for quantile in range(ANGLES):
             rows += _layer_rows(builder, model, 'principal_angles_degrees', 'degrees', quantile)
         # Part of the real tokens' own energy lies outside their leading directions, too: they hold 90 % of it.
-        masks, real = (rank(builder.evidence, model, f'{kind}_outside_share') for kind in ('mask', 'real'))
+        masks, real = (builder.evidence.rank(model, f'{kind}_outside_share') for kind in ('mask', 'real'))
         column = 'mask − real outside share, last layer'
         claims += builder.claims('share', Claim(model.label, column, subtract(masks, real)))
     return rows + claims
@@ -96,7 +94,7 @@ def build_training(builder: RowBuilder) -> list[Row]:
     for model in BOTH:
         curves = [(run, curve) for run in builder.evidence.find_runs(model) if (curve := _read_curve(builder, run))]
         if not curves:
-            reason = explain_absence(builder.evidence, model, METRICS)
+            reason = builder.evidence.explain_absence(model, METRICS)
             rows.append(builder.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
             continue
         points = set.intersection(*(set(curve) for _, curve in curves))
@@ -124,8 +122,8 @@ def _layer_rows(builder: RowBuilder, model: Model, key: str, unit: str, index: i
     column = key if index is None else f'principal_angle_{index}'
     layers = range(_count_layers(builder, model))
     if not layers:
-        return [builder.value(model.label, column, unit, rank(builder.evidence, model, key))]
-    cells = {layer: rank(builder.evidence, model, key, layer, index) for layer in layers}
+        return [builder.value(model.label, column, unit, builder.evidence.rank(model, key))]
+    cells = {layer: builder.evidence.rank(model, key, layer, index) for layer in layers}
     return [builder.value(model.label, column, unit, cell).at(layer, 'layer') for layer, cell in cells.items()]
 
 

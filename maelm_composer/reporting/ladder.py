@@ -7,7 +7,7 @@ from functools import partial
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLUMNS, ROBERTA, RUNGS, Model, Rung
-from maelm_composer.reporting.cells import Cell, measure_runs, rank, score, slope, subtract, subtract_relative
+from maelm_composer.reporting.cells import Cell, slope, subtract, subtract_relative
 from maelm_composer.reporting.curves import MASKS, REAL, WITH_MASKS
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.row_builder import PERCENT, POINTS, RANK, Claim, RowBuilder
@@ -67,14 +67,18 @@ def _measure_departure(evidence: Evidence, model: Model) -> Cell:
             return math.inf
         return int(curve[first + WINDOW - 1]['samples']) * run.tokens / run.samples
 
-    return measure_runs(evidence, model, METRICS, find)
+    return evidence.measure_runs(model, METRICS, find)
+
+
+def _read_loss(evidence: Evidence, model: Model) -> Cell:
+    return evidence.measure_runs(model, 'validation loss', lambda run: run.eval_loss)
 
 
 NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's number is read
-    'eval_loss': ('nats', partial(measure_runs, what='validation loss', read=lambda run: run.eval_loss)),
-    **{key: (RANK, partial(rank, key=key)) for key in (REAL, WITH_MASKS, MASKS)},
+    'eval_loss': ('nats', _read_loss),
+    **{key: (RANK, partial(Evidence.rank, key=key)) for key in (REAL, WITH_MASKS, MASKS)},
     DEPARTURE: ('tokens', _measure_departure),
-    **{column.name: (PERCENT, partial(score, column=column)) for column in (*QUICK_COLUMNS, QUICK_AVERAGE)},
+    **{column.name: (PERCENT, partial(Evidence.score, column=column)) for column in (*QUICK_COLUMNS, QUICK_AVERAGE)},
 }
 
 

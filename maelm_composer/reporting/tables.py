@@ -1,7 +1,6 @@
 """Tables 1 to 3 and that of own tasks as rows: the numbers of every model, then one row for each claim."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
@@ -13,7 +12,7 @@ from maelm_composer.reporting.artefacts import (
     columns_of,
     tasks_of,
 )
-from maelm_composer.reporting.cells import constant_score, finetuned_rank, rank, score, subtract
+from maelm_composer.reporting.cells import subtract
 from maelm_composer.reporting.row_builder import (
     BOTH,
     CONSTANT,
@@ -23,7 +22,7 @@ from maelm_composer.reporting.row_builder import (
     RANK,
     Claim,
     RowBuilder,
-    rank_margin,
+    claim_more_dimensions,
 )
 from maelm_composer.reporting.rows import Row
 
@@ -40,14 +39,14 @@ def build_own(builder: RowBuilder) -> list[Row]:
 
 def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
     """Both models' scores, those of a constant answer, and MAE-LM − RoBERTa; a task's main metric is its first."""
-    cells = {(model, c): score(builder.evidence, model, c) for model in BOTH for c in columns}
+    cells = {(model, c): builder.evidence.score(model, c) for model in BOTH for c in columns}
     rows = [
         builder.value(model.label, c.name, PERCENT, cell, builder.paper_of(model, c.name))
         for (model, c), cell in cells.items()
     ]
     main = {column.task: column for column in reversed(columns)}  # the mean is that of no task
     rows += [
-        builder.value(CONSTANT, c.name, PERCENT, constant_score(builder.evidence, ROBERTA, c))
+        builder.value(CONSTANT, c.name, PERCENT, builder.evidence.constant_score(ROBERTA, c))
         for c in columns
         if c is main[c.task]  # records hold the constant answer's score in the main metric only
     ]
@@ -61,7 +60,7 @@ def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
 
 def build_table2(builder: RowBuilder) -> list[Row]:
     average = average_column(builder.scale)
-    cells = {model: score(builder.evidence, model, average) for model in ABLATIONS}
+    cells = {model: builder.evidence.score(model, average) for model in ABLATIONS}
     rows = [
         builder.value(model.label, average.name, PERCENT, cell, builder.paper_of(model, average.name))
         for model, cell in cells.items()
@@ -81,11 +80,13 @@ def build_table2(builder: RowBuilder) -> list[Row]:
 
 def build_table3(builder: RowBuilder) -> list[Row]:
     mnli, squad = tasks_of(builder.scale, (Role.mnli, Role.squad))
-    rows, claims = [], []
+    evidence, rows, claims = builder.evidence, [], []
     for column, published in (('pretrained', 'pretrained'), (mnli, 'mnli'), (squad, 'squad2')):
-        read = partial(rank, key='rank_real') if column == 'pretrained' else partial(finetuned_rank, task=column)
-        theirs, ours = (read(builder.evidence, model) for model in BOTH)
+        theirs, ours = (
+            evidence.rank(model, 'rank_real') if column == 'pretrained' else evidence.finetuned_rank(model, column)
+            for model in BOTH
+        )
         for model, cell in zip(BOTH, (theirs, ours), strict=True):
             rows.append(builder.value(model.label, column, RANK, cell, builder.paper_of(model, published)))
-        claims.append(Claim(GAP, column, subtract(ours, theirs), builder.paper_gap(published), rank_margin(theirs)))
+        claims.append(claim_more_dimensions(column, theirs, ours, builder.paper_gap(published)))
     return rows + builder.claims(RANK, *claims)

@@ -13,7 +13,7 @@ from maelm_composer.console import begin_table, open_console
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.run import load_encoder
 from maelm_composer.records import unpack_numbers
-from maelm_composer.reporting.estimate import Term, estimate
+from maelm_composer.reporting.cells import Term, estimate
 from maelm_composer.sweep.report import print_failures
 from maelm_composer.sweep.run import STOPPED, sweep
 from maelm_composer.sweep.search import TaskResult, list_tasks

@@ -11,7 +11,7 @@ from scipy import stats
 from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, load_folder, pack_numbers, parse_finetuning
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
-from maelm_composer.reporting.estimate import Estimate, Term, estimate, slope_weights
+from maelm_composer.reporting.cells import Estimate, Term, estimate, slope_weights
 from maelm_composer.reporting.evidence import load_evidence
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.verdicts import judge_claim
