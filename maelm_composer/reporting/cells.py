@@ -48,9 +48,7 @@ def estimate(terms: Sequence[Term]) -> Estimate:
     sums = [sum_by_seed(of_group) for of_group in groups]
     examples = _measure_examples(groups)
     found = estimate_contrast([(1.0, list(of_group.values())) for of_group in sums], examples)
-    medians = (
-        (term, seed) for of_group, seeds in zip(groups, sums, strict=True) for term in of_group for seed in seeds
-    )
+    medians = [(term, seed) for group, seeds in zip(groups, sums, strict=True) for term in group for seed in seeds]
     return Estimate(
         found.mean,
         found.low,

@@ -108,8 +108,8 @@ def _describe_cell(row: Row) -> str:
 
 def _collect_provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Label -> the distinct values over all rows that have a number."""
-    traces = [row.trace for row in rows if row.value is not None]
+    known = [row for row in rows if row.value is not None]
     return {
-        label: sorted({value for trace in traces for value in getattr(trace, name).split(';') if value})
+        label: sorted({value for row in known for value in getattr(row, name).split(';') if value})
         for name, label in PROVENANCE.items()
     }

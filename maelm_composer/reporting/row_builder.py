@@ -1,5 +1,6 @@
 """Makes the rows of one artefact: measured values and judged claims, each beside the paper's number."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Model
@@ -91,12 +92,12 @@ class RowBuilder:
             verdict=verdict,
             note=cell.note,
             source='demo' if self.scale == DEMO else 'measured',
-            trace=trace_records(cell.runs, cell.records),
+            **trace_records(cell.runs, cell.records),
         )
 
 
-def claim_more_dimensions(column: str, theirs: Cell, ours: Cell, paper: float | None) -> Claim:
-    """That the rank ``ours`` of MAE-LM exceeds RoBERTa's, with a margin that is a share of RoBERTa's."""
-    found = theirs.estimate
-    margin = None if found is None else MARGIN_RANK_SHARE * found.value
+def claim_more_dimensions(column: str, both: Sequence[Cell], paper: float | None) -> Claim:
+    """That MAE-LM's rank exceeds RoBERTa's; ``both`` in the order of :data:`BOTH`. The margin is a share of RoBERTa's."""
+    theirs, ours = both
+    margin = None if theirs.estimate is None else MARGIN_RANK_SHARE * theirs.estimate.value
     return Claim(GAP, column, subtract(ours, theirs), paper, margin)

@@ -1,18 +1,24 @@
-"""Tables 1 to 3 and that of own tasks as rows: the numbers of every model, then one row for each claim."""
+"""The tables and figures as rows: the numbers of every model, then one row for each claim. Figure 3 and the ladder have
+modules of their own.
+"""
 
 from collections.abc import Sequence
 
+from maelm_composer.checkpoints.names import METRICS
+from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
+    DELTAS,
     MAE_LM,
     ROBERTA,
     Column,
+    Model,
     Role,
     average_column,
     columns_of,
     tasks_of,
 )
-from maelm_composer.reporting.cells import subtract
+from maelm_composer.reporting.cells import Cell, Term, slope, subtract
 from maelm_composer.reporting.row_builder import (
     BOTH,
     CONSTANT,
@@ -25,6 +31,10 @@ from maelm_composer.reporting.row_builder import (
     claim_more_dimensions,
 )
 from maelm_composer.reporting.rows import Row
+
+REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
+ANGLES = 5  # quantiles of the principal angles in a rank record, smallest first
+TRAINING_POINTS = 60  # of a training-loss curve
 
 
 def build_table1(builder: RowBuilder) -> list[Row]:
@@ -82,11 +92,136 @@ def build_table3(builder: RowBuilder) -> list[Row]:
     mnli, squad = tasks_of(builder.scale, (Role.mnli, Role.squad))
     evidence, rows, claims = builder.evidence, [], []
     for column, published in (('pretrained', 'pretrained'), (mnli, 'mnli'), (squad, 'squad2')):
-        theirs, ours = (
-            evidence.rank(model, 'rank_real') if column == 'pretrained' else evidence.finetuned_rank(model, column)
+        both = [
+            evidence.rank(model, REAL) if column == 'pretrained' else evidence.finetuned_rank(model, column)
             for model in BOTH
-        )
-        for model, cell in zip(BOTH, (theirs, ours), strict=True):
+        ]
+        for model, cell in zip(BOTH, both, strict=True):
             rows.append(builder.value(model.label, column, RANK, cell, builder.paper_of(model, published)))
-        claims.append(claim_more_dimensions(column, theirs, ours, builder.paper_gap(published)))
+        claims.append(claim_more_dimensions(column, both, builder.paper_gap(published)))
     return rows + builder.claims(RANK, *claims)
+
+
+def build_figure1(builder: RowBuilder) -> list[Row]:
+    evidence = builder.evidence
+    rows = [row for key in (REAL, WITH_MASKS, MASKS) for row in _layer_rows(builder, ROBERTA, key, RANK)]
+    gaps = [
+        (layer, subtract(evidence.rank(ROBERTA, WITH_MASKS, layer), evidence.rank(ROBERTA, REAL, layer)))
+        for layer in range(_count_layers(builder, ROBERTA))
+    ] or [(0, evidence.rank(ROBERTA, REAL))]
+    last = gaps[-1][1]
+    rise = subtract(evidence.rank(ROBERTA, MASKS), evidence.rank(ROBERTA, MASKS, 0))
+    for label, cell in (
+        ('rank with − without [MASK], last layer', last),
+        ('growth of that gap per layer', slope(gaps) if len(gaps) > 1 else last),
+        ('rank of the [MASK] rows, last layer − embeddings', rise),
+    ):
+        rows += builder.claims(RANK, Claim(label, 'RoBERTa', cell))
+    return rows
+
+
+def build_figure4(builder: RowBuilder) -> list[Row]:
+    rows, claims = [], []
+    for column in (average_column(builder.scale), columns_of(builder.scale, Role.squad)[0]):
+        cells = {delta: builder.evidence.score(model, column) for delta, model in DELTAS}
+        papers = {delta: builder.paper((f'δ = {delta:g}',), column.name) for delta in cells}
+        for delta, cell in cells.items():
+            row = builder.value(f'δ = {delta:g}', column.name, PERCENT, cell, papers[delta])
+            rows.append(row.at(delta, 'δ'))
+        first, last = papers[0.0], papers[1.0]
+        fall = None if first is None or last is None else round(last - first, 6)
+        for claim in (
+            Claim('δ = 1 − δ = 0', column.name, subtract(cells[1.0], cells[0.0]), fall),
+            Claim('slope in δ', column.name, slope(list(cells.items()))),
+        ):
+            claims += builder.claims(POINTS, claim, expects_more=False)
+    return rows + claims
+
+
+def build_figure5(builder: RowBuilder) -> list[Row]:
+    evidence, rows = builder.evidence, []
+    for model, keys in ((ROBERTA, (REAL, WITH_MASKS)), (MAE_LM, (REAL,))):  # MAE-LM's encoder has never seen a [MASK]
+        for key in keys:
+            rows += _layer_rows(builder, model, key, RANK)
+    task = columns_of(builder.scale, Role.mnli)[0].task
+    for model in (MAE_LM, ROBERTA):
+        for epoch, cell in evidence.finetuned_rank_curve(model, task).items():
+            rows.append(builder.value(model.label, f'rank during {task}', RANK, cell).at(epoch, 'epoch'))
+    pretrained = [evidence.rank(model, REAL) for model in BOTH]
+    finetuned = [evidence.finetuned_rank(model, task) for model in BOTH]
+    return rows + builder.claims(
+        RANK,
+        claim_more_dimensions('rank_real, last layer', pretrained, builder.paper_gap('pretrained')),
+        claim_more_dimensions(f'rank after {task}', finetuned, None),
+    )
+
+
+def build_subspace(builder: RowBuilder) -> list[Row]:
+    rows, claims = [], []
+    for model in BOTH:
+        for key in ('mask_outside_share', 'real_outside_share', 'rank_one_residual'):
+            rows += _layer_rows(builder, model, key, 'share')
+        for quantile in range(ANGLES):
+            rows += _layer_rows(builder, model, 'principal_angles_degrees', 'degrees', quantile)
+        # Part of the real tokens' own energy lies outside their leading directions, too: they hold 90 % of it.
+        masks, real = (builder.evidence.rank(model, f'{kind}_outside_share') for kind in ('mask', 'real'))
+        column = 'mask − real outside share, last layer'
+        claims += builder.claims('share', Claim(model.label, column, subtract(masks, real)))
+    return rows + claims
+
+
+def build_training(builder: RowBuilder) -> list[Row]:
+    """Training and validation loss over samples."""
+    rows = []
+    for model in BOTH:
+        curves = [(run, curve) for run in builder.evidence.find_runs(model) if (curve := _read_curve(builder, run))]
+        if not curves:
+            reason = builder.evidence.explain_absence(model, METRICS)
+            rows.append(builder.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
+            continue
+        points = set.intersection(*(set(curve) for _, curve in curves))
+        for samples, column in sorted(points, key=lambda point: (point[1] == 'eval_loss', point[0])):
+            values = {run.seed: [curve[samples, column]] for run, curve in curves}
+            cell = Cell((Term(1.0, values),), tuple(run for run, _ in curves))
+            rows.append(builder.value(model.label, column, 'nats', cell).at(samples, 'samples'))
+    return rows
+
+
+def _read_curve(builder: RowBuilder, run: PretrainingRecord) -> dict[tuple[int, str], float]:
+    """(samples, name of the loss) -> value; the training loss is averaged over neighbouring batches."""
+    curve = builder.evidence.curves.get(run.run_name, [])
+    width = max(1, -(-len(curve) // TRAINING_POINTS))
+    points = {(int(row['samples']), 'eval_loss'): float(row['eval_loss']) for row in curve if row['eval_loss']}
+    for start in range(0, len(curve), width):
+        group = curve[start : start + width]
+        losses = [float(row['train_loss']) for row in group]
+        points[int(group[-1]['samples']), 'train_loss'] = sum(losses) / len(losses)
+    return points
+
+
+def _layer_rows(builder: RowBuilder, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
+    """One row for each layer, or one that says why there is none."""
+    column = key if index is None else f'principal_angle_{index}'
+    layers = range(_count_layers(builder, model))
+    if not layers:
+        return [builder.value(model.label, column, unit, builder.evidence.rank(model, key))]
+    cells = {layer: builder.evidence.rank(model, key, layer, index) for layer in layers}
+    return [builder.value(model.label, column, unit, cell).at(layer, 'layer') for layer, cell in cells.items()]
+
+
+def _count_layers(builder: RowBuilder, model: Model) -> int:
+    found = builder.evidence.find_ranks(model)
+    return len(found[0][1].layers) if found else 0
+
+
+BUILDERS = {
+    'table1': build_table1,
+    'table2': build_table2,
+    'table3': build_table3,
+    'figure1': build_figure1,
+    'figure4': build_figure4,
+    'figure5': build_figure5,
+    'subspace': build_subspace,
+    'training': build_training,
+    'own': build_own,
+}

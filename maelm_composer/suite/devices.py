@@ -1,12 +1,9 @@
-"""The speed of a machine: published peaks of GPUs, a measurement of a CPU, and the speed of recorded runs."""
+"""The speed of a machine, published for GPUs and measured for a CPU, and the recorded runs on such machines."""
 
 import os
 import subprocess
-from collections import defaultdict
-from dataclasses import dataclass
-from statistics import mean, median
+from dataclasses import dataclass, replace
 
-from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.precision import measure_speeds
 from maelm_composer.provenance import collect_provenance
@@ -52,37 +49,19 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
     return Device(name, count or 1, *PEAKS[name])
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The speed of recorded runs of one scale on one kind of device."""
-
-    training_flops: float | None  # FLOP/s of one device, median over runs; None: no such run
-    task_seconds: dict[str, float]  # task -> mean seconds of a fine-tuning run
-    rank_seconds: float | None
-
-
-def read_measured(evidence: Evidence, device: Device, pretraining: Precision, finetuning: Precision) -> Measured:
-    """The speeds of recorded runs on this kind of device, a CPU being that of this machine, in these precisions."""
+def select_like(evidence: Evidence, device: Device) -> Evidence:
+    """The records of runs on this kind of device; a CPU must be that of this machine."""
     here = collect_provenance(device)  # the hash of its recipe is not read
 
     def is_like(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
         cpu = record.provenance.cpu, record.provenance.cpu_count
         return device.name in record.device.lower() and (device.name != CPU or cpu == (here.cpu, here.cpu_count))
 
-    speeds = [
-        run.flops / (3600 * run.device_hours)
-        for run in evidence.runs.values()
-        if run.flops and run.training_precision is pretraining and is_like(run)
-    ]
-    tasks: dict[str, list[float]] = defaultdict(list)
-    for record in evidence.finetunings:
-        if record.protocol['precision'] == finetuning.name and is_like(record):
-            tasks[record.task].append(record.training_seconds + record.evaluation_seconds)
-    ranks = [record.seconds for record in evidence.ranks if is_like(record)]
-    return Measured(
-        median(speeds) if speeds else None,
-        {task: mean(seconds) for task, seconds in tasks.items()},
-        median(ranks) if ranks else None,
+    return replace(
+        evidence,
+        runs={name: run for name, run in evidence.runs.items() if is_like(run)},
+        finetunings=list(filter(is_like, evidence.finetunings)),
+        ranks=list(filter(is_like, evidence.ranks)),
     )
 
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean, median
 
 from maelm_composer.checkpoints.names import RECORD, TOKENIZER
 from maelm_composer.config import FinetuningConfig, Precision, SourceKind
@@ -26,9 +27,9 @@ from maelm_composer.records import (
     parse_rank,
 )
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
-from maelm_composer.reporting.evidence import read_evidence
+from maelm_composer.reporting.evidence import Evidence, read_evidence
 from maelm_composer.suite.cost import count_finetuning_flops, count_rank_flops
-from maelm_composer.suite.devices import CPU, Device, Measured, describe_device, read_measured
+from maelm_composer.suite.devices import CPU, Device, describe_device, select_like
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
 from maelm_composer.tasks.catalogue import Task, find_task
@@ -83,8 +84,8 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
     """
     if suite.precision is Precision.auto:
         suite = replace(suite, precision=Precision.bf16 if device.bf16 > device.fp32 else Precision.fp32)
-    measured = read_measured(read_evidence(suite.records, suite.scale), device, *suite.list_precisions())
-    planner = _Planner(suite, device, measured, load_folder(suite.finetuning_folder, parse_finetuning))
+    evidence = select_like(read_evidence(suite.records, suite.scale), device)
+    planner = _Planner(suite, device, evidence, load_folder(suite.finetuning_folder, parse_finetuning))
     return [planner.plan(step) for step in list_steps(suite, artefacts)]
 
 
@@ -182,7 +183,7 @@ def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCAL
 class _Planner:
     suite: Suite
     device: Device
-    measured: Measured
+    evidence: Evidence  # of this kind of device
     recorded: list[Finetuning]
 
     def plan(self, step: Step) -> Item:
@@ -219,11 +220,12 @@ class _Planner:
 
     def _plan_pretraining(self, step: Step, model: Model) -> Item:
         config, path = self.suite.load_pretraining(model), self.suite.run_folder(model) / RECORD
-        flops, measured = count_training_flops(config), self.measured.training_flops
-        seconds, basis = self._estimate(step.kind, config.training.precision, flops)
-        if measured is not None:
-            seconds = START_SECONDS[step.kind] + flops / (measured * self.device.count)
-            basis = f'measured speed, {measured:.1e} FLOP/s'
+        flops, precision = count_training_flops(config), config.training.precision
+        seconds, basis = self._estimate(step.kind, precision, flops)
+        runs = [run for run in self.evidence.runs.values() if run.training_precision is precision]
+        if speeds := [run.flops / (3600 * run.device_hours) for run in runs if run.flops]:
+            seconds = START_SECONDS[step.kind] + flops / (median(speeds) * self.device.count)
+            basis = f'measured speed, {median(speeds):.1e} FLOP/s'
         record = load_record(path, parse_pretraining) if path.exists() else None
         done = int(isinstance(record, PretrainingRecord) and is_run_of(record, config))
         disk = len(list_checkpoints(config)) * STATE_BYTES * sum(count_parameters(config.model).values())
@@ -234,8 +236,8 @@ class _Planner:
         config = self.suite.load_pretraining(model)
         flops = count_rank_flops(config.model, self.suite.settings.rank_tokens)
         seconds, basis = self._estimate(step.kind, RANK_PRECISION, flops)
-        if self.measured.rank_seconds is not None:
-            seconds, basis = START_SECONDS[step.kind] + self.measured.rank_seconds, 'measured runs'
+        if measured := [record.seconds for record in self.evidence.ranks]:
+            seconds, basis = START_SECONDS[step.kind] + median(measured), 'measured runs'
         checkpoints = [record.checkpoint for record in load_folder(self.suite.rank_folder, parse_rank)]
         done = int((config.run_name, step.samples) in [(c.run_name, c.samples) for c in checkpoints])
         return Item(step, f'rank {config.run_name}', done, 1, {'': seconds * (1 - done)}, basis, self.device.count)
@@ -243,6 +245,7 @@ class _Planner:
     def _plan_finetuning(self, step: Step, model: Model) -> Item:
         pretraining = self.suite.load_pretraining(model)
         config = self.suite.load_finetuning(model, 0, ())  # neither the checkpoint nor the tasks matter here
+        like = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
         slots = float(os.cpu_count() or 1)
         if self.device.name != CPU and config.sweep.gpus_per_run:
             slots = self.device.count / config.sweep.gpus_per_run
@@ -252,8 +255,8 @@ class _Planner:
             task = find_task(name, config.tasks)
             runs = count_runs(config, task)
             there = min(self._count_recorded(config, task, pretraining.run_name, step.samples), runs)
-            if name in self.measured.task_seconds:
-                seconds = runs * (self.measured.task_seconds[name] + START_SECONDS[step.kind]) / slots
+            if measured := [r.training_seconds + r.evaluation_seconds for r in like if r.task == name]:
+                seconds = runs * (mean(measured) + START_SECONDS[step.kind]) / slots
                 basis = 'measured runs'
             else:
                 try:

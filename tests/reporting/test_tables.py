@@ -213,7 +213,7 @@ def test_figure4_ends_in_the_rows_of_table2(rows):
     for delta, label in ((0.0, MAE_LM.label), (1.0, 'enc. w. [MASK]')):
         point = rows['figure4', f'δ = {delta:g}', 'glue_avg', delta]
         row = rows['table2', label, 'glue_avg', None]
-        assert (point.value, point.trace.run_keys) == (row.value, row.trace.run_keys)
+        assert (point.value, point.run_keys) == (row.value, row.run_keys)
     assert rows['figure4', 'δ = 1 − δ = 0', 'glue_avg', None].paper == -1
     assert rows['figure4', 'slope in δ', 'glue_avg', None].value < 0
 
@@ -321,14 +321,13 @@ def test_demo_rows_do_not_mix_with_measured_ones(archive):
 def test_provenance_stands_in_every_row(rows):
     for row in rows.values():
         assert row.value is not None, row
-        trace = row.trace
-        assert trace.run_keys
-        assert (trace.git_revision, trace.tokenizer_hash) == ('abc123', 'tokenizer'), row
-        assert 'recipe-of-small' in trace.recipe_hash
-        assert 'pretraining 17' in trace.seeds
-        assert trace.hardware == 'CPU, 2 threads, Test <CPU> × 2 cores'
-        assert trace.training_seconds > 0
-        assert trace.device_hours > 0
+        assert row.run_keys
+        assert (row.git_revision, row.tokenizer_hash) == ('abc123', 'tokenizer'), row
+        assert 'recipe-of-small' in row.recipe_hash
+        assert 'pretraining 17' in row.seeds
+        assert row.hardware == 'CPU, 2 threads, Test <CPU> × 2 cores'
+        assert row.training_seconds > 0
+        assert row.device_hours > 0
 
 
 def test_with_influences_the_interval_covers_other_examples(archive):
