@@ -266,7 +266,7 @@ def suite(
     results: Annotated[Path, typer.Option(help='Folder of records, tables and figures.')] = Path('results'),
 ) -> None:
     """Make the tables and figures of a scale, and the runs that they need; the same command resumes."""
-    from maelm_composer.suite.devices import describe_device
+    from maelm_composer.suite.cost import describe_device
     from maelm_composer.suite.plan import plan_suite, print_plan
     from maelm_composer.suite.steps import choose_artefacts, load_suite
 

@@ -43,7 +43,7 @@ def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mappi
         keep_trailing_newline=True,
     )
     functions = {'number': format_number, 'interval': format_interval, 'label_of': label_of}
-    environment.globals |= {**functions, 'describe_cell': _describe_cell, 'not_comparable': NOT_COMPARABLE}
+    environment.globals |= {**functions, 'not_comparable': NOT_COMPARABLE}
     return environment.get_template('page.html.j2').render(
         scale=scale,
         demo=DEMO,
@@ -71,7 +71,6 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
         'points': _make_grid(points),
         'num_points': len(points),
         'missing': missing,
-        'num_missing': sum(map(len, missing.values())),
     }
 
 
@@ -98,12 +97,6 @@ def _find_best(rows: Sequence[Row]) -> list[tuple[str, str]]:
     scores = [row for row in rows if row.row != CONSTANT and row.x is None and row.unit == PERCENT]
     best = max((row.value for row in scores if row.value is not None), default=None)
     return [(row.row, row.column) for row in scores if len(scores) > 1 and row.value == best]
-
-
-def _describe_cell(row: Row) -> str:
-    interval = format_interval(row)
-    notes = [f'95 % interval {interval}' if interval else '', f'{row.pretraining_seeds} pretraining seeds', row.note]
-    return '; '.join(filter(None, notes))
 
 
 def _collect_provenance(rows: Sequence[Row]) -> dict[str, list[str]]:

@@ -97,7 +97,7 @@ class RowBuilder:
 
 
 def claim_more_dimensions(column: str, both: Sequence[Cell], paper: float | None) -> Claim:
-    """That MAE-LM's rank exceeds RoBERTa's; ``both`` in the order of :data:`BOTH`. The margin is a share of RoBERTa's."""
+    """That MAE-LM's rank exceeds RoBERTa's; ``both`` as in :data:`BOTH`. The margin is a share of RoBERTa's rank."""
     theirs, ours = both
     margin = None if theirs.estimate is None else MARGIN_RANK_SHARE * theirs.estimate.value
     return Claim(GAP, column, subtract(ours, theirs), paper, margin)

@@ -73,7 +73,7 @@ def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[Finetuning
         'tokenizer_hash': _join(run.tokenizer_hash for run in trained),
         'seeds': _join([*(f'pretraining {run.seed}' for run in trained), *(record.seed for record in found)]),
         'versions': _join(map(_versions, both)),
-        'hardware': _join(map(_hardware, both)),
+        'hardware': _join(f'{r.device}, {r.provenance.cpu} × {r.provenance.cpu_count} cores' for r in both),
         'training_seconds': sum(record.training_seconds for record in timed),
         'device_hours': sum(record.device_hours for record in timed),
     }
@@ -122,7 +122,3 @@ def _versions(record: Record) -> str:
     provenance = record.provenance
     packages = {'maelm-composer': provenance.maelm_composer, 'python': provenance.python, **provenance.packages}
     return ', '.join(f'{name} {version}' for name, version in packages.items())
-
-
-def _hardware(record: PretrainingRecord | FinetuningRecord | RankRecord) -> str:
-    return f'{record.device}, {record.provenance.cpu} × {record.provenance.cpu_count} cores'

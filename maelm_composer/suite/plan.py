@@ -28,8 +28,14 @@ from maelm_composer.records import (
 )
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.reporting.evidence import Evidence, read_evidence
-from maelm_composer.suite.cost import count_finetuning_flops, count_rank_flops
-from maelm_composer.suite.devices import CPU, Device, describe_device, select_like
+from maelm_composer.suite.cost import (
+    CPU,
+    Device,
+    count_finetuning_flops,
+    count_rank_flops,
+    describe_device,
+    select_like,
+)
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
 from maelm_composer.tasks.catalogue import Task, find_task

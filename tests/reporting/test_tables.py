@@ -11,7 +11,7 @@ from scipy import stats
 from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, load_folder, pack_numbers, parse_finetuning
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
-from maelm_composer.reporting.cells import Estimate, Term, estimate, slope_weights
+from maelm_composer.reporting.cells import Cell, Estimate, Term, estimate, slope
 from maelm_composer.reporting.evidence import load_evidence
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.verdicts import judge_claim
@@ -61,9 +61,9 @@ def test_what_a_pretraining_seed_lacks_is_named_in_the_cell(archive):
         build(made)
 
 
-def test_slope_weights_give_the_slope():
-    x = [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert sum(w * (3 - 2 * at) for w, at in zip(slope_weights(x), x, strict=True)) == pytest.approx(-2)
+def test_a_slope_is_that_of_least_squares():
+    points = [(at, Cell((Term(1.0, {17: [3 - 2 * at]}),))) for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert slope(points).estimate.value == pytest.approx(-2)
 
 
 def test_table1(rows):

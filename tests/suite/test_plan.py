@@ -12,8 +12,7 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.masking.draw import count_visible
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, find_artefact
-from maelm_composer.suite.cost import count_finetuning_flops
-from maelm_composer.suite.devices import CPU, Device, describe_device
+from maelm_composer.suite.cost import CPU, Device, count_finetuning_flops, describe_device
 from maelm_composer.suite.plan import Forecast, plan_suite, print_budget, print_plan, sum_seconds
 from maelm_composer.suite.steps import Kind, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
