@@ -164,8 +164,6 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
     """Over FLOPs: both models in the upper row, MAE-LM − RoBERTa in the lower."""
     figure = Figure(figsize=(PANEL[0] * 3, PANEL[1] * 2), layout='constrained')
     panels, axis = figure.subplots(2, 3), "FLOPs of RoBERTa's pretraining"
-    for panel in panels.flat:
-        panel.set_xscale('log')
     both = {'eval_loss': 'validation loss [nats]', 'rank_real': '0.9-effective rank', 'quick_avg': 'score [%]'}
     for panel, (column, label) in zip(panels[0], both.items(), strict=True):
         for model, style in STYLES.items():
@@ -181,6 +179,8 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
             panel.axhline(paper, color='#555555', **DOTTED)
             panel.text(1, paper, 'paper, base', transform=panel.get_yaxis_transform(), ha='right', va='bottom', size=8)
         _finish(panel, GAP, axis, label, whole=False)
+    for panel in panels.flat:
+        panel.set_xscale('log')
     return figure
 
 

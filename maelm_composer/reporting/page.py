@@ -66,15 +66,15 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
             missing[row.note].append(f'{row.row}, {row.column}')
     return {
         'artefact': find_artefact(name),
-        'numbers': _make_grid([row for row in values if row not in points]),
+        'numbers': make_grid([row for row in values if row not in points]),
         'claims': [row for row in rows if is_claim(row)],
-        'points': _make_grid(points),
+        'points': make_grid(points),
         'num_points': len(points),
         'missing': missing,
     }
 
 
-def _make_grid(rows: Sequence[Row]) -> dict[str, Any]:
+def make_grid(rows: Sequence[Row]) -> dict[str, Any]:
     """``rows`` as the paper lays them out: a line for each model and x, a column for each score."""
     cells = {(row.row, row.x, row.column): row for row in rows}
     units = {row.column: row.unit for row in rows}

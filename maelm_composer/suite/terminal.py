@@ -8,6 +8,7 @@ from rich.text import Text
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.reporting.artefacts import OWN, find_artefact, label_of
 from maelm_composer.reporting.findings import format_interval, format_number
+from maelm_composer.reporting.page import make_grid
 from maelm_composer.reporting.report import Tables
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import (
@@ -42,12 +43,10 @@ def print_tables(scale: str, tables: Tables) -> None:
 
 
 def _draw_values(rows: Sequence[Row]) -> Table:
-    """The paper's layout: a line for each model, a column for each score."""
-    columns = list(dict.fromkeys(row.column for row in rows))
-    cells = {(row.row, row.column): format_number(row.value, row.unit) for row in rows}
-    table = begin_table('', right=[label_of(column) for column in columns])
-    for label in dict.fromkeys(row.row for row in rows):
-        table.add_row(label, *(cells.get((label, column), '') for column in columns))
+    grid = make_grid(rows)
+    table = begin_table('', right=grid['titles'])
+    for label, _, cells in grid['lines']:
+        table.add_row(label, *('' if row is None else format_number(row.value, row.unit) for row in cells))
     return table
 
 
