@@ -25,6 +25,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.records import (
     FailedFinetuning,
     FinetuningRecord,
+    LayerRanks,
     PretrainingRecord,
     RankRecord,
     load_folder,
@@ -187,20 +188,28 @@ class Evidence:
         assert isinstance(record, FinetuningRecord)
         return replace(cell, terms=(Term(1.0, {min(values): [100 * record.baseline]}),))  # the same for every seed
 
-    def rank(self, model: Model, key: str, layer: int = -1, index: int | None = None) -> Cell:
-        """The value ``key`` of one layer in the rank records of ``model``'s last checkpoints.
+    def rank(self, model: Model, key: str) -> Cell:
+        """The value ``key`` of the last layer after pretraining."""
+        return list(self.rank_by_layer(model, key).values())[-1]
+
+    def rank_by_layer(self, model: Model, key: str, index: int | None = None) -> dict[int, Cell]:
+        """Layer -> the value ``key`` in the rank records of ``model``'s last checkpoints.
+
+        Without records, layer 0 has a cell that says why.
 
         Args:
-            layer: -1 is the last.
             index: position in the value, where it is a list.
         """
+        found = self.find_ranks(model)
 
-        def read(record: RankRecord) -> float:
-            found = getattr(record.layers[layer], key)
-            return float(found if index is None else found[index])
+        def read(layer: LayerRanks) -> float:
+            value = getattr(layer, key)
+            return float(value if index is None else value[index])
 
-        found = [(run, [record], [read(record)]) for run, record in self.find_ranks(model)]
-        return self._gather(model, 'effective rank', found)
+        return {
+            i: self._gather(model, 'effective rank', [(run, [r], [read(r.layers[i])]) for run, r in found])
+            for i in range(len(found[0][1].layers) if found else 1)
+        }
 
     def finetuned_rank(self, model: Model, task: str) -> Cell:
         """Effective rank of the last layer after fine-tuning."""

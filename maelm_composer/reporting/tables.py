@@ -103,18 +103,15 @@ def build_table3(builder: RowBuilder) -> list[Row]:
 
 
 def build_figure1(builder: RowBuilder) -> list[Row]:
-    evidence = builder.evidence
-    rows = [row for key in (REAL, WITH_MASKS, MASKS) for row in _layer_rows(builder, ROBERTA, key, RANK)]
-    gaps = [
-        (layer, subtract(evidence.rank(ROBERTA, WITH_MASKS, layer), evidence.rank(ROBERTA, REAL, layer)))
-        for layer in range(_count_layers(builder, ROBERTA))
-    ] or [(0, evidence.rank(ROBERTA, REAL))]
+    cells = {key: builder.evidence.rank_by_layer(ROBERTA, key) for key in (REAL, WITH_MASKS, MASKS)}
+    rows = [row for key in cells for row in _layer_rows(builder, ROBERTA, key, RANK)]
+    gaps = [(layer, subtract(cells[WITH_MASKS][layer], real)) for layer, real in cells[REAL].items()]
     last = gaps[-1][1]
-    rise = subtract(evidence.rank(ROBERTA, MASKS), evidence.rank(ROBERTA, MASKS, 0))
+    *_, top = cells[MASKS].values()
     for label, cell in (
         ('rank with − without [MASK], last layer', last),
         ('growth of that gap per layer', slope(gaps) if len(gaps) > 1 else last),
-        ('rank of the [MASK] rows, last layer − embeddings', rise),
+        ('rank of the [MASK] rows, last layer − embeddings', subtract(top, cells[MASKS][0])),
     ):
         rows += builder.claims(RANK, Claim(label, 'RoBERTa', cell))
     return rows
@@ -202,16 +199,9 @@ def _read_curve(builder: RowBuilder, run: PretrainingRecord) -> dict[tuple[int, 
 def _layer_rows(builder: RowBuilder, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
     """One row for each layer, or one that says why there is none."""
     column = key if index is None else f'principal_angle_{index}'
-    layers = range(_count_layers(builder, model))
-    if not layers:
-        return [builder.value(model.label, column, unit, builder.evidence.rank(model, key))]
-    cells = {layer: builder.evidence.rank(model, key, layer, index) for layer in layers}
-    return [builder.value(model.label, column, unit, cell).at(layer, 'layer') for layer, cell in cells.items()]
-
-
-def _count_layers(builder: RowBuilder, model: Model) -> int:
-    found = builder.evidence.find_ranks(model)
-    return len(found[0][1].layers) if found else 0
+    cells = builder.evidence.rank_by_layer(model, key, index)
+    rows = [(layer, builder.value(model.label, column, unit, cell)) for layer, cell in cells.items()]
+    return [row if row.value is None else row.at(layer, 'layer') for layer, row in rows]
 
 
 BUILDERS = {
