@@ -57,7 +57,7 @@ class RowBuilder:
         found, verdict = cell.estimate, ''
         if found is not None:
             verdict = judge_value(self.scale, found, paper)
-            found = replace(found, p=None, detectable=None)  # nobody tests whether a score is 0
+            found = replace(found, p=None, detectable=None)  # whether a score is 0 is not a question
         return self.make(Row(self.scale, self.artefact, row, column, unit, paper=paper), cell, found, verdict)
 
     def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:

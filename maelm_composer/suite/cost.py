@@ -117,19 +117,19 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
     return Device(name, count or 1, *PEAKS[name])
 
 
-def select_like(evidence: Evidence, device: Device) -> Evidence:
+def select_same_device(evidence: Evidence, device: Device) -> Evidence:
     """The records of runs on this kind of device; a CPU must be that of this machine."""
     here = collect_provenance(device)  # the hash of its recipe is not read
 
-    def is_like(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
+    def is_same(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
         cpu = record.provenance.cpu, record.provenance.cpu_count
         return device.name in record.device.lower() and (device.name != CPU or cpu == (here.cpu, here.cpu_count))
 
     return replace(
         evidence,
-        runs={name: run for name, run in evidence.runs.items() if is_like(run)},
-        finetunings=list(filter(is_like, evidence.finetunings)),
-        ranks=list(filter(is_like, evidence.ranks)),
+        runs={name: run for name, run in evidence.runs.items() if is_same(run)},
+        finetunings=list(filter(is_same, evidence.finetunings)),
+        ranks=list(filter(is_same, evidence.ranks)),
     )
 
 

@@ -34,7 +34,7 @@ from maelm_composer.suite.cost import (
     count_finetuning_flops,
     count_rank_flops,
     describe_device,
-    select_like,
+    select_same_device,
 )
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
@@ -90,7 +90,7 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
     """
     if suite.precision is Precision.auto:
         suite = replace(suite, precision=Precision.bf16 if device.bf16 > device.fp32 else Precision.fp32)
-    evidence = select_like(read_evidence(suite.records, suite.scale), device)
+    evidence = select_same_device(read_evidence(suite.records, suite.scale), device)
     planner = _Planner(suite, device, evidence, load_folder(suite.finetuning_folder, parse_finetuning))
     return [planner.plan(step) for step in list_steps(suite, artefacts)]
 
@@ -251,7 +251,7 @@ class _Planner:
     def _plan_finetuning(self, step: Step, model: Model) -> Item:
         pretraining = self.suite.load_pretraining(model)
         config = self.suite.load_finetuning(model, 0, ())  # neither the checkpoint nor the tasks matter here
-        like = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
+        comparable = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
         slots = float(os.cpu_count() or 1)
         if self.device.name != CPU and config.sweep.gpus_per_run:
             slots = self.device.count / config.sweep.gpus_per_run
@@ -261,7 +261,7 @@ class _Planner:
             task = find_task(name, config.tasks)
             runs = count_runs(config, task)
             there = min(self._count_recorded(config, task, pretraining.run_name, step.samples), runs)
-            if measured := [r.training_seconds + r.evaluation_seconds for r in like if r.task == name]:
+            if measured := [r.training_seconds + r.evaluation_seconds for r in comparable if r.task == name]:
                 seconds = runs * (mean(measured) + START_SECONDS[step.kind]) / slots
                 basis = 'measured runs'
             else:
@@ -298,7 +298,7 @@ class _Planner:
         return sum(map(is_of_search, self.recorded))
 
     def _estimate(self, kind: Kind, precision: Precision, flops: float, runs: int = 1) -> tuple[float, str]:
-        """Seconds of ``runs`` with ``flops`` in all on the whole machine by the FLOPs model, and the model in words."""
+        """Seconds on the whole machine of ``runs`` with ``flops`` in all, by the FLOPs model, and its description."""
         device, speed = self.device, getattr(self.device, precision.name)
         share = UTILIZATION[kind][CPU if device.name == CPU else 'gpu']
         starts = START_SECONDS[kind] * runs

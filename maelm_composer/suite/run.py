@@ -45,7 +45,7 @@ Note = Callable[[Step, float], None]  # called with a step and the seconds that 
 def start_suite(
     suite: Suite, artefacts: Sequence[Artefact], show: Callable[[str], None]
 ) -> Iterator[tuple[Suite, Note]]:
-    """Choose the precision and start Ray, while the body runs ``artefacts``; SIGTERM ends it (:func:`connect_ray`).
+    """Choose the precision, and keep Ray running while the body makes ``artefacts`` (:func:`connect_ray`).
 
     Yields the suite in its precision and a function for :func:`run_suite` that shows the time left after every step.
     When all is made, the planner's estimate is compared with the time that was taken.
