@@ -246,12 +246,11 @@ def report(
     scale: Scale, results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results')
 ) -> None:
     """Rebuild the tables, figures and page of a scale from its records. Needs no torch."""
-    from maelm_composer.reporting.report import build_tables
     from maelm_composer.reporting.report import report as make
     from maelm_composer.suite.terminal import print_tables
 
-    page = make(scale, results)
-    print_tables(scale, build_tables(scale, results))
+    page, tables = make(scale, results)
+    print_tables(scale, tables)
     print(f'report: {page}')
 
 
@@ -267,7 +266,7 @@ def suite(
     results: Annotated[Path, typer.Option(help='Folder of records, tables and figures.')] = Path('results'),
 ) -> None:
     """Make the tables and figures of a scale, and the runs that they need; the same command resumes."""
-    from maelm_composer.suite.devices import describe_device
+    from maelm_composer.suite.cost import describe_device
     from maelm_composer.suite.plan import plan_suite, print_plan
     from maelm_composer.suite.steps import choose_artefacts, load_suite
 

@@ -59,7 +59,7 @@ TORCHLESS = [
         'training.plan',
         'training.scaling',
     ),
-    *('tasks.squad_metric', 'suite.steps', 'suite.cost', 'suite.devices', 'suite.plan'),
+    *('tasks.squad_metric', 'suite.steps', 'suite.cost', 'suite.plan'),
     *('suite.collect', 'suite.terminal'),
 ]
 TORCHLESS += ['stack', 'statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']

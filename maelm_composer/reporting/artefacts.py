@@ -4,7 +4,7 @@ The benchmark suite reads :data:`ARTEFACTS` to know what to run, and the report 
 Two artefacts that need the same run name the same :class:`Model`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePosixPath
 
@@ -22,11 +22,12 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Model:
-    """One pretraining recipe: yamls/<scale>.yaml, with overlays where there are any."""
+    """One pretraining recipe: yamls/<scale>.yaml, with overlays where there are any. Equal recipes are equal models."""
 
-    label: str  # the paper's name of the row
+    label: str = field(compare=False)  # the paper's name of the row
     overlays: tuple[str, ...] = ()  # YAML files that are merged over yamls/<scale>.yaml, in order
-    published: tuple[str, ...] = ()  # candidate rows of results/paper; the first that exists counts; empty: the label
+    # Candidate rows of results/paper, of which the first that exists counts; empty: the label.
+    published: tuple[str, ...] = field(default=(), compare=False)
     seed: int | None = None  # pretraining seed; None: the recipe's own, and in a report every recorded seed
 
     @property

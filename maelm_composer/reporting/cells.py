@@ -1,16 +1,92 @@
-"""Measured numbers that can be averaged and subtracted. Each keeps its records, or the reason why it is missing."""
+"""Measured numbers with their intervals: scores, averages, differences and slopes are weighted sums of medians.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+Each number keeps the records that it is computed from, or the reason why it is missing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, unpack_numbers
-from maelm_composer.reporting.artefacts import Column, Model
-from maelm_composer.reporting.estimate import Estimate, Term, estimate, find_common_seeds, slope_weights, sum_by_seed
-from maelm_composer.reporting.evidence import Evidence
-from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
+from maelm_composer.statistics import ExampleVariance, estimate_contrast, measure_example_variance
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """``weight`` times the median of one number of one model."""
+
+    weight: float
+    values: Mapping[int, Sequence[float]]  # pretraining seed -> one value for each fine-tuning seed
+    # Of scores: the name of a development set; pretraining seed -> (examples,) influence of each on the median.
+    sample: str = ''
+    influences: Mapping[int, np.ndarray] = field(default_factory=dict)
+    group: int = 0  # terms of one group are paired by pretraining seed; groups are independent of each other
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over pretraining seeds; the fields that are None need more than one seed."""
+
+    value: float
+    low: float | None = None  # 95 % interval
+    high: float | None = None
+    count: int = 1  # fine-tuning seeds of the median that has the fewest
+    pretraining_seeds: int = 1
+    examples: int = 0  # number of development examples; 0: the interval does not cover the choice of examples
+    p: float | None = None  # two-sided test that the value is zero
+    detectable: float | None = None  # the true value that so many seeds would find in about 80 % of cases
+
+
+def estimate(terms: Sequence[Term]) -> Estimate:
+    """Σ weight × median over fine-tuning seeds, averaged over pretraining seeds.
+
+    Seeds that a term of a group lacks are left out of the group. ``pretraining_seeds`` is the least of all groups.
+    """
+    groups = [[term for term in terms if term.group == group] for group in sorted({term.group for term in terms})]
+    sums = [sum_by_seed(of_group) for of_group in groups]
+    examples = _measure_examples(groups)
+    found = estimate_contrast([(1.0, list(of_group.values())) for of_group in sums], examples)
+    medians = [(term, seed) for group, seeds in zip(groups, sums, strict=True) for term in group for seed in seeds]
+    return Estimate(
+        found.mean,
+        found.low,
+        found.high,
+        count=min(len(term.values[seed]) for term, seed in medians),
+        pretraining_seeds=min(map(len, sums)),
+        examples=sum(variance.count for variance in examples),
+        p=found.p,
+        detectable=found.detectable,
+    )
+
+
+def find_common_seeds(terms: Sequence[Term]) -> list[int]:
+    """Pretraining seeds that every term has."""
+    return sorted(set.intersection(*(set(term.values) for term in terms)))
+
+
+def sum_by_seed(terms: Sequence[Term]) -> dict[int, float]:
+    """Pretraining seed -> Σ weight × median(values), of the seeds that every term has."""
+    return {
+        seed: sum(term.weight * float(np.median(term.values[seed])) for term in terms)
+        for seed in find_common_seeds(terms)
+    }
+
+
+def _measure_examples(groups: Sequence[Sequence[Term]]) -> list[ExampleVariance]:
+    """The variance that each set of examples contributes; empty where a term has no influences."""
+    samples: dict[str, list[tuple[float, np.ndarray]]] = {}
+    for terms in groups:
+        seeds, of_group = find_common_seeds(terms), dict[str, np.ndarray]()
+        for term in terms:
+            if not all(seed in term.influences for seed in seeds):
+                return []
+            influences = term.weight * np.stack([term.influences[seed] for seed in seeds])
+            of_group[term.sample] = of_group.get(term.sample, 0) + influences
+        for sample, influences in of_group.items():
+            samples.setdefault(sample, []).append((1.0, influences))
+    return [measure_example_variance(found) for found in samples.values()]
 
 
 @dataclass(frozen=True)
@@ -26,106 +102,6 @@ class Cell:
     @cached_property
     def estimate(self) -> Estimate | None:
         return None if self.missing else estimate(self.terms)
-
-
-def score(evidence: Evidence, model: Model, column: Column, samples: int | None = None) -> Cell:
-    """One score of ``model`` in percent: the median over fine-tuning seeds, or the mean of such medians.
-
-    Args:
-        samples: the checkpoint that was fine-tuned; None: the last one.
-    """
-    if column.parts:
-        return average([score(evidence, model, part, samples) for part in column.parts])
-
-    def read(record: FinetuningRecord) -> float:
-        return float(100 * (record.score if column.metric is None else record.metrics[column.metric]))
-
-    found = evidence.select_finetunings(model, column.task, samples)
-    notes = [
-        f'{column.task} from {run.run_name}: {failed} of {failed + len(records)} seeds failed'
-        for run, records in found
-        if (failed := evidence.count_failures(records))
-    ]
-    cell = _gather(
-        evidence, model, column.task, [(run, records, [*map(read, records)]) for run, records in found], notes
-    )
-    metric = column.metric or find_task(column.task).metric
-    if cell.missing or not all(metric in r.influences for _, records in found for r in records):
-        return cell
-    (term,) = cell.terms
-    influences = {run.seed: _influence_of_median(records, read, metric) for run, records in found}
-    sample = f'{column.task} {metric.rpartition("_")[0]} {found[0][1][0].data_hash}'
-    return replace(cell, terms=(replace(term, sample=sample, influences=influences),))
-
-
-def _influence_of_median(
-    records: Sequence[FinetuningRecord], read: Callable[[FinetuningRecord], float], metric: str
-) -> np.ndarray:
-    """(examples,) influences of the median record in percent, or the mean of those of the two middle records."""
-    ordered = sorted(records, key=read)
-    middle = {(len(ordered) - 1) // 2, len(ordered) // 2}
-    return np.mean([100 * unpack_numbers(ordered[i].influences[metric]) for i in middle], axis=0)
-
-
-def measure_runs(
-    evidence: Evidence, model: Model, what: str, read: Callable[[PretrainingRecord], float | None]
-) -> Cell:
-    """A number of each pretraining run of ``model``; ``read`` returns None where a run lacks the number."""
-    values = [(run, read(run)) for run in evidence.find_runs(model)]
-    return _gather(evidence, model, what, [(run, (), [value]) for run, value in values if value is not None])
-
-
-def constant_score(evidence: Evidence, model: Model, column: Column) -> Cell:
-    """The score of the best constant answer in percent, from the records of ``model``; only of main metrics."""
-    if column.parts:
-        return average([constant_score(evidence, model, part) for part in column.parts])
-    cell = score(evidence, model, column)
-    if cell.missing:
-        return cell
-    values, record = cell.terms[0].values, cell.records[0]
-    assert isinstance(record, FinetuningRecord)
-    return replace(cell, terms=(Term(1.0, {min(values): [100 * record.baseline]}),))  # the same for every seed
-
-
-def rank(evidence: Evidence, model: Model, key: str, layer: int = -1, index: int | None = None) -> Cell:
-    """The value ``key`` of one layer in the rank records of ``model``'s last checkpoints.
-
-    Args:
-        layer: -1 is the last.
-        index: position in the value, where it is a list.
-    """
-
-    def read(record: RankRecord) -> float:
-        found = getattr(record.layers[layer], key)
-        return float(found if index is None else found[index])
-
-    found = [(run, [record], [read(record)]) for run, record in evidence.find_ranks(model)]
-    return _gather(evidence, model, 'effective rank', found)
-
-
-def finetuned_rank(evidence: Evidence, model: Model, task: str) -> Cell:
-    """Effective rank of the last layer after fine-tuning."""
-    return list(finetuned_rank_curve(evidence, model, task).values())[-1]
-
-
-def finetuned_rank_curve(evidence: Evidence, model: Model, task: str) -> dict[float, Cell]:
-    """Epoch -> effective rank of the last layer during fine-tuning, for the epochs that every record has.
-
-    Without records, epoch 0 has a cell that says why.
-    """
-    found = evidence.select_finetunings(model, task)
-    curves = [
-        (run, records, [{p.epoch: float(p.effective_rank) for p in r.rank_curve} for r in records])
-        for run, records in found
-    ]
-    epochs = set.intersection(*(set(curve) for *_, of_run in curves for curve in of_run)) if curves else set()
-    if not epochs:
-        reason = f'the records of {task} from {model.run_name(evidence.scale)} hold no rank during fine-tuning'
-        return {0.0: Cell(missing=reason if found else explain_absence(evidence, model, task))}
-    return {
-        epoch: _gather(evidence, model, task, [(run, rs, [c[epoch] for c in of_run]) for run, rs, of_run in curves])
-        for epoch in sorted(epochs)
-    }
 
 
 def combine(parts: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell:
@@ -162,8 +138,9 @@ def average(cells: Sequence[Cell]) -> Cell:
 
 def slope(points: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell:
     """Least-squares slope over (x, cell)."""
-    weights = slope_weights([x for x, _ in points])
-    return combine([(weight, cell) for weight, (_, cell) in zip(weights, points, strict=True)], is_paired)
+    x = np.array([x for x, _ in points])
+    weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
+    return combine([(float(weight), cell) for weight, (_, cell) in zip(weights, points, strict=True)], is_paired)
 
 
 def subtract(left: Cell, right: Cell) -> Cell:
@@ -177,38 +154,3 @@ def subtract_relative(left: Cell, right: Cell) -> Cell:
         return both
     bases, gaps = sum_by_seed(right.terms), sum_by_seed(both.terms)
     return replace(both, terms=(Term(1.0, {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}),))
-
-
-def explain_absence(evidence: Evidence, model: Model, what: str) -> str:
-    """Why ``model`` has no number of ``what``, a task or a kind of measurement."""
-    runs = [run.run_name for run in evidence.find_runs(model)]
-    if not runs:
-        return f'no finished pretraining run {model.run_name(evidence.scale)}'
-    failed = [r for r in evidence.failures if r.task == what and r.checkpoint.run_name in runs]
-    if failed:
-        return f'{what} from {failed[0].checkpoint.run_name} failed: {failed[0].error}'
-    return f'{what} of {", ".join(runs)} is not recorded'
-
-
-def _gather(
-    evidence: Evidence,
-    model: Model,
-    what: str,
-    found: Sequence[tuple[PretrainingRecord, Sequence[FinetuningRecord | RankRecord], Sequence[float]]],
-    notes: Sequence[str] = (),
-) -> Cell:
-    """The cell of one number of ``model``; ``what`` names the number in messages.
-
-    Args:
-        found: for each pretraining run its record, its other records, and one value for each fine-tuning seed.
-    """
-    if not found:
-        return Cell(missing=explain_absence(evidence, model, what))
-    there = {run.run_name for run, *_ in found}
-    lacking = [run.run_name for run in evidence.find_runs(model) if run.run_name not in there]
-    return Cell(
-        terms=(Term(1.0, {run.seed: values for run, _, values in found}),),
-        runs=tuple(run for run, *_ in found),
-        records=tuple(record for _, records, _ in found for record in records),
-        note='; '.join([*notes, *(f'{what} of {name} is not recorded' for name in lacking)]),
-    )

@@ -1,4 +1,4 @@
-"""The committed records of one scale, and the selection of those of a model and a task.
+"""The committed records of one scale, and the numbers of a model that they hold.
 
 ::
 
@@ -12,27 +12,32 @@
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from maelm_composer.config import TaskKind
 from maelm_composer.errors import InputError
 from maelm_composer.records import (
     FailedFinetuning,
     FinetuningRecord,
+    LayerRanks,
     PretrainingRecord,
     RankRecord,
     load_folder,
     parse_finetuning,
     parse_pretraining,
     parse_rank,
+    unpack_numbers,
 )
-from maelm_composer.reporting.artefacts import DEMO, Model
+from maelm_composer.reporting.artefacts import DEMO, Column, Model
+from maelm_composer.reporting.cells import Cell, Term, average
 from maelm_composer.sweep.search import select_point
-from maelm_composer.tasks.catalogue import METRICS
+from maelm_composer.tasks.catalogue import METRICS, find_task
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,7 @@ class Evidence:
     def checkpoints_with(self, model: Model, task: str) -> list[int]:
         """Samples of the checkpoints of ``model`` from which ``task`` was fine-tuned, ascending."""
         names = {run.run_name for run in self.find_runs(model)}
-        found = [r for r in self.finetunings if r.task == task and r.checkpoint.run_name in names]
-        return sorted({r.checkpoint.samples for r in found if r.checkpoint.samples is not None})
+        return sorted(at for of, name, at in self._grouped if of == task and name in names and at is not None)
 
     def select_finetunings(
         self, model: Model, task: str, samples: int | None = None
@@ -107,10 +111,8 @@ class Evidence:
         pairs = []
         for run in self.find_runs(model):
             at = run.samples if samples is None else samples
-            found = self._grouped[task, run.run_name, at]
-            where = f'{task} from {run.run_name} at {at} samples'
-            _assert_one_experiment(found, where)
-            _assert_equal(found, where, 'checkpoint', lambda record: record.checkpoint.hash)
+            found = self._grouped.get((task, run.run_name, at), [])
+            _assert_one_experiment(found, f'{task} from {run.run_name} at {at} samples', 'checkpoint.hash')
             if (point := select_point(found)) is not None:
                 chosen = (record for record in found if record.point == point)
                 pairs.append((run, sorted(chosen, key=lambda record: (record.seed, record.key))))
@@ -135,12 +137,135 @@ class Evidence:
                 scores[task] = names[0] if names and first not in names else first
         return scores
 
-    def count_failures(self, finished: list[FinetuningRecord]) -> int:
+    def _count_failures(self, finished: Sequence[FinetuningRecord]) -> int:
         """The number of fine-tuning seeds that failed at the point of ``finished``, records of one search."""
         first = finished[0]
         same = (first.task, first.checkpoint.hash, first.point)
         found = {r.seed for r in self.failures if (r.task, r.checkpoint.hash, r.point) == same}
         return len(found - {r.seed for r in finished})
+
+    def score(self, model: Model, column: Column, samples: int | None = None) -> Cell:
+        """One score of ``model`` in percent: the median over fine-tuning seeds, or the mean of such medians.
+
+        Args:
+            samples: the checkpoint that was fine-tuned; None: the last one.
+        """
+        if column.parts:
+            return average([self.score(model, part, samples) for part in column.parts])
+
+        def read(record: FinetuningRecord) -> float:
+            return float(100 * (record.score if column.metric is None else record.metrics[column.metric]))
+
+        found = self.select_finetunings(model, column.task, samples)
+        notes = [
+            f'{column.task} from {run.run_name}: {failed} of {failed + len(records)} seeds failed'
+            for run, records in found
+            if (failed := self._count_failures(records))
+        ]
+        values = [(run, records, [*map(read, records)]) for run, records in found]
+        cell = self._gather(model, column.task, values, notes)
+        metric = column.metric or find_task(column.task).metric
+        if cell.missing or not all(metric in r.influences for _, records in found for r in records):
+            return cell
+        (term,) = cell.terms
+        influences = {run.seed: _influence_of_median(records, read, metric) for run, records in found}
+        sample = f'{column.task} {metric.rpartition("_")[0]} {found[0][1][0].data_hash}'
+        return replace(cell, terms=(replace(term, sample=sample, influences=influences),))
+
+    def measure_runs(self, model: Model, what: str, read: Callable[[PretrainingRecord], float | None]) -> Cell:
+        """A number of each pretraining run of ``model``; ``read`` returns None where a run lacks the number."""
+        values = [(run, read(run)) for run in self.find_runs(model)]
+        return self._gather(model, what, [(run, (), [value]) for run, value in values if value is not None])
+
+    def constant_score(self, model: Model, column: Column) -> Cell:
+        """The score of the best constant answer in percent, from the records of ``model``; only of main metrics."""
+        if column.parts:
+            return average([self.constant_score(model, part) for part in column.parts])
+        cell = self.score(model, column)
+        if cell.missing:
+            return cell
+        values, record = cell.terms[0].values, cell.records[0]
+        assert isinstance(record, FinetuningRecord)
+        return replace(cell, terms=(Term(1.0, {min(values): [100 * record.baseline]}),))  # the same for every seed
+
+    def rank(self, model: Model, key: str) -> Cell:
+        """The value ``key`` of the last layer after pretraining."""
+        return list(self.rank_by_layer(model, key).values())[-1]
+
+    def rank_by_layer(self, model: Model, key: str, index: int | None = None) -> dict[int, Cell]:
+        """Layer -> the value ``key`` in the rank records of ``model``'s last checkpoints.
+
+        Without records, layer 0 has a cell that says why.
+
+        Args:
+            index: position in the value, where it is a list.
+        """
+        found = self.find_ranks(model)
+
+        def read(layer: LayerRanks) -> float:
+            value = getattr(layer, key)
+            return float(value if index is None else value[index])
+
+        return {
+            i: self._gather(model, 'effective rank', [(run, [r], [read(r.layers[i])]) for run, r in found])
+            for i in range(len(found[0][1].layers) if found else 1)
+        }
+
+    def finetuned_rank(self, model: Model, task: str) -> Cell:
+        """Effective rank of the last layer after fine-tuning."""
+        return list(self.finetuned_rank_curve(model, task).values())[-1]
+
+    def finetuned_rank_curve(self, model: Model, task: str) -> dict[float, Cell]:
+        """Epoch -> effective rank of the last layer during fine-tuning, for the epochs that every record has.
+
+        Without records, epoch 0 has a cell that says why.
+        """
+        found = self.select_finetunings(model, task)
+        curves = [
+            (run, records, [{p.epoch: float(p.effective_rank) for p in r.rank_curve} for r in records])
+            for run, records in found
+        ]
+        epochs = set.intersection(*(set(curve) for *_, of_run in curves for curve in of_run)) if curves else set()
+        if not epochs:
+            reason = f'the records of {task} from {model.run_name(self.scale)} hold no rank during fine-tuning'
+            return {0.0: Cell(missing=reason if found else self.explain_absence(model, task))}
+        return {
+            epoch: self._gather(model, task, [(run, rs, [c[epoch] for c in of_run]) for run, rs, of_run in curves])
+            for epoch in sorted(epochs)
+        }
+
+    def explain_absence(self, model: Model, what: str) -> str:
+        """Why ``model`` has no number of ``what``, a task or a kind of measurement."""
+        runs = [run.run_name for run in self.find_runs(model)]
+        if not runs:
+            return f'no finished pretraining run {model.run_name(self.scale)}'
+        failed = [r for r in self.failures if r.task == what and r.checkpoint.run_name in runs]
+        if failed:
+            return f'{what} from {failed[0].checkpoint.run_name} failed: {failed[0].error}'
+        return f'{what} of {", ".join(runs)} is not recorded'
+
+    def _gather(
+        self,
+        model: Model,
+        what: str,
+        found: Sequence[tuple[PretrainingRecord, Sequence[FinetuningRecord | RankRecord], Sequence[float]]],
+        notes: Sequence[str] = (),
+    ) -> Cell:
+        """The cell of one number of ``model``; ``what`` names the number in messages.
+
+        Args:
+            found: for each pretraining run its record, its other records, and one value for each fine-tuning seed.
+        """
+        if not found:
+            return Cell(missing=self.explain_absence(model, what))
+        there = {run.run_name for run, *_ in found}
+        lacking = [run.run_name for run in self.find_runs(model) if run.run_name not in there]
+        return Cell(
+            terms=(Term(1.0, {run.seed: values for run, _, values in found}),),
+            runs=tuple(run for run, *_ in found),
+            records=tuple(record for _, records, _ in found for record in records),
+            note='; '.join([*notes, *(f'{what} of {name} is not recorded' for name in lacking)]),
+        )
 
 
 def load_evidence(folder: Path, scale: str) -> Evidence:
@@ -179,17 +304,22 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _assert_one_experiment(records: list[FinetuningRecord], where: str) -> None:
-    _assert_equal(records, where, 'protocol', lambda record: record.protocol)
-    _assert_equal(records, where, 'data_hash', lambda record: record.data_hash)
+def _influence_of_median(
+    records: Sequence[FinetuningRecord], read: Callable[[FinetuningRecord], float], metric: str
+) -> np.ndarray:
+    """(examples,) influences of the median record in percent, or the mean of those of the two middle records."""
+    ordered = sorted(records, key=read)
+    middle = {(len(ordered) - 1) // 2, len(ordered) // 2}
+    return np.mean([100 * unpack_numbers(ordered[i].influences[metric]) for i in middle], axis=0)
 
 
-def _assert_equal(
-    records: list[FinetuningRecord], where: str, what: str, read: Callable[[FinetuningRecord], Any]
-) -> None:
-    """Raise InputError if ``records`` differ in ``what``: they must not be compared with each other."""
-    for record in records[1:]:
-        if read(record) != read(records[0]):
-            raise InputError(
-                f'{where}: records {records[0].key} and {record.key} differ in {what}: keep those of one experiment'
-            )
+def _assert_one_experiment(records: Sequence[FinetuningRecord], where: str, *others: str) -> None:
+    """Raise InputError if ``records`` differ in protocol, data or ``others``, names of attributes: keep them apart."""
+    for name in ('protocol', 'data_hash', *others):
+        read = attrgetter(name)
+        for record in records[1:]:
+            if read(record) != read(records[0]):
+                raise InputError(
+                    f'{where}: records {records[0].key} and {record.key} differ in {name.split(".")[0]}: '
+                    'keep those of one experiment'
+                )

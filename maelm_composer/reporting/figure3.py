@@ -1,13 +1,13 @@
 """Figure 3 as rows: accuracy over pretraining time, and MAE-LM's cost of reaching RoBERTa's final accuracy."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, ScoredCheckpoint, find_arrival
 from maelm_composer.records import FinetuningRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Role, columns_of
-from maelm_composer.reporting.cells import Cell, constant_score, explain_absence, score
-from maelm_composer.reporting.estimate import Term, estimate
+from maelm_composer.reporting.cells import Cell, Term, average, estimate
 from maelm_composer.reporting.row_builder import BOTH, CONSTANT, PERCENT, RowBuilder
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import FAILS, UNDECIDED, judge_claim, qualify
@@ -17,33 +17,21 @@ SHARE = 'share_of_time_to_target'
 ARRIVAL = "MAE-LM to RoBERTa's final accuracy"
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """MAE-LM's checkpoints and RoBERTa's last one, of one pretraining seed."""
-
-    points: list[ScoredCheckpoint]
-    baseline: ScoredCheckpoint
-
-    def find_arrival(self, axis: Axis) -> Arrival:
-        return find_arrival(self.points, self.baseline.median, axis)
-
-    @property
-    def share(self) -> float:
-        """MAE-LM's hours to RoBERTa's final score over RoBERTa's hours."""
-        return self.find_arrival(Axis.hours).interpolated / self.baseline.hours
+# RoBERTa's last checkpoint and MAE-LM's checkpoints, of one pretraining seed.
+Pair = tuple[ScoredCheckpoint, list[ScoredCheckpoint]]
 
 
 def build_figure3(builder: RowBuilder) -> list[Row]:
     """Score and cost of every recorded checkpoint, then the cost of RoBERTa's final accuracy on every axis."""
     column, evidence = columns_of(builder.scale, Role.mnli)[0], builder.evidence
-    rows = [builder.value(CONSTANT, column.name, PERCENT, constant_score(evidence, ROBERTA, column))]
+    rows = [builder.value(CONSTANT, column.name, PERCENT, evidence.constant_score(ROBERTA, column))]
     curves = {
-        model: {at: score(evidence, model, column, at) for at in evidence.checkpoints_with(model, column.task)}
+        model: {at: evidence.score(model, column, at) for at in evidence.checkpoints_with(model, column.task)}
         for model in BOTH
     }
     for model, curve in curves.items():
         if not curve:
-            rows.append(builder.value(model.label, column.name, PERCENT, score(evidence, model, column)))
+            rows.append(builder.value(model.label, column.name, PERCENT, evidence.score(model, column)))
         for samples, cell in curve.items():
             paper = builder.paper_of(model, column.name) if samples == max(curve) else None
             rows.append(builder.value(model.label, column.name, PERCENT, cell, paper).at(samples, 'samples'))
@@ -58,62 +46,57 @@ def build_figure3(builder: RowBuilder) -> list[Row]:
 
 def _compare(builder: RowBuilder, column: Column, curve: dict[int, Cell]) -> list[Row]:
     """MAE-LM's cost of RoBERTa's final accuracy, and as a share of RoBERTa's time: the claim."""
-    goal = score(builder.evidence, ROBERTA, column)
+    goal = builder.evidence.score(ROBERTA, column)
     pairs, missing = _pair(builder, column, goal, curve)
-    paper = builder.paper((MAE_LM.label,), SHARE)
-    cells = (goal, *curve.values())
-    source = Cell(
-        runs=tuple(run for cell in cells for run in cell.runs),
-        records=tuple(record for cell in cells for record in cell.records),
-        missing=missing,
-    )
+    source = replace(average([goal, *curve.values()]), terms=(), missing=missing, note='')
     rows = []
     for axis in Axis:
-        for way in ('first crossing', 'interpolated'):
-            cell = source
-            if pairs and axis is Axis.flops and not all(run.flops for run in source.runs):
-                cell = Cell(missing='a pretraining record holds no flops')
-            elif pairs:
-                attribute = way.replace(' ', '_')
-                costs = {seed: [getattr(pair.find_arrival(axis), attribute)] for seed, pair in pairs.items()}
-                cell = replace(source, terms=(Term(1.0, costs),))
-            rows.append(builder.value(ARRIVAL, f'{axis.name}, {way}', UNITS[axis], cell))
+        cell = source
+        if axis is Axis.flops and not missing and not all(run.flops for run in source.runs):
+            cell = Cell(missing='a pretraining record holds no flops')
+        arrivals = {} if cell.missing else _find_arrivals(pairs, axis)
+        for way in ('first_crossing', 'interpolated'):
+            costs = {seed: [getattr(arrival, way)] for seed, arrival in arrivals.items()}
+            column_name = f'{axis.name}, {way.replace("_", " ")}'
+            rows.append(builder.value(ARRIVAL, column_name, UNITS[axis], replace(cell, terms=(Term(1.0, costs),))))
+    paper = builder.paper((MAE_LM.label,), SHARE)
+    claim = Row(builder.scale, builder.artefact, ARRIVAL, SHARE, 'share', paper=paper)
     if missing:
-        return [*rows, builder.value(ARRIVAL, SHARE, 'share', source, paper)]
+        return [*rows, builder.make(claim, source, None)]
+    hours = _find_arrivals(pairs, Axis.hours)
+    shares = {seed: arrival.interpolated / pairs[seed][0].hours for seed, arrival in hours.items()}
     # The claim is about a share of one: its difference to one is tested.
     found = replace(
-        estimate([Term(1.0, {seed: [pair.share - 1] for seed, pair in pairs.items()})]),
-        count=min(len(pair.baseline.scores) for pair in pairs.values()),
+        estimate([Term(1.0, {seed: [share - 1] for seed, share in shares.items()})]),
+        count=min(len(target.scores) for target, _ in pairs.values()),
     )
-    record = goal.records[0]
+    record, missed = goal.records[0], sum(map(math.isinf, shares.values()))
     assert isinstance(record, FinetuningRecord)
-    constant = 100 * record.baseline
-    verdict = _judge(builder.scale, list(pairs.values()), constant) or judge_claim(builder.scale, found, False)
-    if any(pair.find_arrival(Axis.hours).starts_above for pair in pairs.values()):
+    if any(target.median <= 100 * record.baseline for target, _ in pairs.values()):
+        verdict = qualify(builder.scale, f"{UNDECIDED}: RoBERTa's final accuracy is not above a constant answer's")
+    elif missed:
+        word = FAILS if missed == len(pairs) > 1 else UNDECIDED
+        seeds = f'of {len(pairs)} pretraining seeds {missed}'
+        verdict = qualify(builder.scale, f"{word}: {seeds} never reach RoBERTa's final accuracy")
+    else:
+        verdict = judge_claim(builder.scale, found, expects_more=False)
+    if any(arrival.starts_above for arrival in hours.values()):
         verdict += "; MAE-LM's first recorded checkpoint is there already, so it is an upper bound"
     low, high = (None if bound is None else 1 + bound for bound in (found.low, found.high))
     found = replace(found, value=1 + found.value, low=low, high=high)
-    return [*rows, builder.make((ARRIVAL, SHARE, 'share'), source, found, paper, verdict, True)]
+    return [*rows, builder.make(claim, source, found, verdict, is_compared=True)]
 
 
-def _judge(scale: str, pairs: list[_Pair], constant: float) -> str:
-    """The verdict where no test can be made: the target is no better than ``constant``, or was not reached."""
-    if any(pair.baseline.median <= constant for pair in pairs):
-        return qualify(scale, f"{UNDECIDED}: RoBERTa's final accuracy is not above a constant answer's")
-    if missed := sum(math.isinf(pair.share) for pair in pairs):
-        word = FAILS if missed == len(pairs) > 1 else UNDECIDED
-        return qualify(
-            scale, f"{word}: of {len(pairs)} pretraining seeds {missed} never reach RoBERTa's final accuracy"
-        )
-    return ''
+def _find_arrivals(pairs: Mapping[int, Pair], axis: Axis) -> dict[int, Arrival]:
+    return {seed: find_arrival(points, target.median, axis) for seed, (target, points) in pairs.items()}
 
 
-def _pair(builder: RowBuilder, column: Column, goal: Cell, curve: dict[int, Cell]) -> tuple[dict[int, _Pair], str]:
+def _pair(builder: RowBuilder, column: Column, goal: Cell, curve: dict[int, Cell]) -> tuple[dict[int, Pair], str]:
     """Pretraining seed -> both models' checkpoints, for the seeds that both have; and why there is no such seed."""
     if goal.missing:
         return {}, goal.missing
     if not curve:
-        return {}, explain_absence(builder.evidence, MAE_LM, column.task)
+        return {}, builder.evidence.explain_absence(MAE_LM, column.task)
     if len(curve) == 1:
         return {}, 'one checkpoint of MAE-LM is fine-tuned: its arrival can only be found from earlier ones, too'
     target, found = _read(goal), [_read(cell, samples) for samples, cell in curve.items()]
@@ -123,8 +106,8 @@ def _pair(builder: RowBuilder, column: Column, goal: Cell, curve: dict[int, Cell
         common = sorted(set.intersection(*(set(checkpoint.scores) for checkpoint in checkpoints)))
         if not common:
             return {}, f'the checkpoints of pretraining seed {seed} have no fine-tuning seed in common'
-        baseline, *points = (replace(c, scores={s: c.scores[s] for s in common}) for c in checkpoints)
-        pairs[seed] = _Pair(points, baseline)
+        last, *points = (replace(c, scores={s: c.scores[s] for s in common}) for c in checkpoints)
+        pairs[seed] = last, points
     return pairs, '' if pairs else 'no pretraining seed has both models'
 
 

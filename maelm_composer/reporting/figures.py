@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
-from maelm_composer.reporting.artefacts import label_of
+from maelm_composer.reporting.artefacts import find_artefact, label_of
+from maelm_composer.reporting.findings import name_claim
 from maelm_composer.reporting.row_builder import CONSTANT, GAP
 from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.verdicts import is_comparable
+from maelm_composer.reporting.verdicts import FAILS, HOLDS, NO_DIFFERENCE, UNDECIDED, is_claim, is_comparable
 
 Style = dict[str, Any]
 Points = list[tuple[float, Row]]
@@ -42,6 +43,25 @@ LIGHT: Style = {'color': '#e07b39', 'marker': 's', 'linestyle': '--'}
 MIDDLE: Style = {'color': '#5d8a66', 'marker': '^', 'linestyle': ':'}
 DOTTED: Style = {'linewidth': 0.8, 'linestyle': (0, (1, 2))}
 STYLES = {'RoBERTa': DARK, 'MAE-LM': LIGHT}
+# Of the figure of all claims: the labels of its axes by unit, and the color and the marker of a verdict.
+AXES = {
+    'points': 'points',
+    'rank': 'dimensions of the effective rank',
+    'percent': "% of RoBERTa's",
+    'share': 'share',
+    'points a decade': 'points for ten times the compute',
+    'percent a decade': "% of RoBERTa's for ten times the compute",
+}
+TIME = 'share_of_time_to_target'  # a ratio: no difference is 1, not 0
+AXES[TIME] = "share of RoBERTa's time"
+MARKERS = {
+    HOLDS: ('#1d6b3a', 'o'),
+    FAILS: ('#a12622', 'X'),
+    NO_DIFFERENCE: ('#12355b', 's'),
+    UNDECIDED: ('#777777', 'o'),
+}
+# Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
+LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 5.6, 11.0
 
 
 def draw_figure1(rows: Sequence[Row]) -> Figure:
@@ -143,12 +163,12 @@ def draw_training(rows: Sequence[Row]) -> Figure:
 def draw_ladder(rows: Sequence[Row]) -> Figure:
     """Over FLOPs: both models in the upper row, MAE-LM − RoBERTa in the lower."""
     figure = Figure(figsize=(PANEL[0] * 3, PANEL[1] * 2), layout='constrained')
-    panels = figure.subplots(2, 3)
+    panels, axis = figure.subplots(2, 3), "FLOPs of RoBERTa's pretraining"
     both = {'eval_loss': 'validation loss [nats]', 'rank_real': '0.9-effective rank', 'quick_avg': 'score [%]'}
     for panel, (column, label) in zip(panels[0], both.items(), strict=True):
         for model, style in STYLES.items():
             _plot(panel, _find(rows, column, model), model, style)
-        _finish_ladder(panel, label_of(column), label)
+        _finish(panel, label_of(column), axis, label, whole=False)
     gaps = {'eval_loss': 'nats', 'real_rank_excess': "% of RoBERTa's", 'quick_avg': 'points'}
     for panel, (column, label) in zip(panels[1], gaps.items(), strict=True):
         points = _find(rows, column, GAP)
@@ -158,13 +178,49 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
         if paper is not None:
             panel.axhline(paper, color='#555555', **DOTTED)
             panel.text(1, paper, 'paper, base', transform=panel.get_yaxis_transform(), ha='right', va='bottom', size=8)
-        _finish_ladder(panel, GAP, label)
+        _finish(panel, GAP, axis, label, whole=False)
+    for panel in panels.flat:
+        panel.set_xscale('log')
     return figure
 
 
-def _finish_ladder(panel: Axes, title: str, label: str) -> None:
-    panel.set_xscale('log')
-    _finish(panel, title, "FLOPs of RoBERTa's pretraining", label, whole=False)
+def draw_claims(tables: Mapping[str, Sequence[Row]]) -> Figure:
+    """Every claim of a scale: one panel for each unit, one line for each claim."""
+    panels: dict[str, list[Row]] = {}
+    for rows in tables.values():
+        for row in rows:
+            if is_claim(row):
+                panels.setdefault(row.column if row.column == TIME else row.unit, []).append(row)
+    height = sum(LINE * len(found) + SPACE for found in panels.values())
+    figure, top = Figure(figsize=(WIDTH, height)), height
+    left = LABELS / WIDTH
+    # Panels are placed by hand, as the last digits of a layout engine's result vary from run to run.
+    for unit, found in panels.items():
+        top -= LINE * len(found) + SPACE
+        axis = figure.add_axes((left, (top + SPACE) / height, 0.98 - left, LINE * len(found) / height))
+        _draw_panel(axis, unit, found)
+    return figure
+
+
+def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row]) -> None:
+    for line, row in enumerate(claims):
+        color, marker = MARKERS[row.verdict.split(':')[0]]
+        if row.margin is not None:
+            axis.plot(
+                [-row.margin, row.margin], [line, line], color='#e3e6ea', linewidth=5, zorder=1, solid_capstyle='butt'
+            )
+        if row.low is not None and row.high is not None:
+            axis.plot([row.low, row.high], [line, line], color=color, linewidth=1.6, zorder=2)
+        filling = 'white' if row.low is None else color
+        axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
+        if row.paper is not None:
+            axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
+    axis.axvline(1 if unit == TIME else 0, color='#555555', linewidth=0.8)
+    labels = [f'{find_artefact(row.artefact).label}: {name_claim(row, ", ")}' for row in claims]
+    axis.set_yticks(range(len(claims)), labels)
+    axis.set_ylim(len(claims) - 0.4, -0.6)
+    axis.set_xlabel(AXES.get(unit, unit))
+    axis.grid(False, axis='y')
 
 
 DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure]] = {

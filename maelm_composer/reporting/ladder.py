@@ -7,11 +7,11 @@ from functools import partial
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLUMNS, ROBERTA, RUNGS, Model, Rung
-from maelm_composer.reporting.cells import Cell, measure_runs, rank, score, slope, subtract, subtract_relative
-from maelm_composer.reporting.curves import MASKS, REAL, WITH_MASKS
+from maelm_composer.reporting.cells import Cell, slope, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.row_builder import PERCENT, POINTS, RANK, Claim, RowBuilder
 from maelm_composer.reporting.rows import Row
+from maelm_composer.reporting.tables import MASKS, REAL, WITH_MASKS
 from maelm_composer.reporting.verdicts import MARGIN_RANK_SHARE
 
 TREND = 'change with ten times the compute'
@@ -30,7 +30,7 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
             for model in reversed(rung.models):
                 cell = read(builder.evidence, model)
                 cells[name].setdefault(model.label, {})[rung] = cell
-                rows.append(_at(builder.value(model.label, name, unit, cell), rung))
+                rows.append(builder.value(model.label, name, unit, cell).at(rung.flops, 'FLOPs'))
     ours, theirs = (builder.paper_of(model, 'pretrained') for model in (MAE_LM, ROBERTA))
     paper = None if ours is None or theirs is None else round(100 * (ours / theirs - 1), 2)
     for label in dict.fromkeys(model.label for rung in RUNGS for model in (rung.mae_lm, *rung.variants)):
@@ -40,7 +40,7 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
         }
         gap, is_paper = f'{label} − {ROBERTA.label}', label == MAE_LM.label
         for rung, both in pairs['eval_loss'].items():  # the paper claims nothing about the loss
-            rows.append(_at(builder.value(gap, 'eval_loss', 'nats', subtract(*both)), rung))
+            rows.append(builder.value(gap, 'eval_loss', 'nats', subtract(*both)).at(rung.flops, 'FLOPs'))
         excess = {rung: subtract_relative(*both) for rung, both in pairs[REAL].items()}
         rows += _claim(builder, gap, RELATIVE, PERCENT, excess, paper if is_paper else None, 100 * MARGIN_RANK_SHARE)
         for name, (unit, _) in NUMBERS.items():
@@ -67,14 +67,14 @@ def _measure_departure(evidence: Evidence, model: Model) -> Cell:
             return math.inf
         return int(curve[first + WINDOW - 1]['samples']) * run.tokens / run.samples
 
-    return measure_runs(evidence, model, METRICS, find)
+    return evidence.measure_runs(model, METRICS, find)
 
 
 NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's number is read
-    'eval_loss': ('nats', partial(measure_runs, what='validation loss', read=lambda run: run.eval_loss)),
-    **{key: (RANK, partial(rank, key=key)) for key in (REAL, WITH_MASKS, MASKS)},
+    'eval_loss': ('nats', partial(Evidence.measure_runs, what='validation loss', read=lambda run: run.eval_loss)),
+    **{key: (RANK, partial(Evidence.rank, key=key)) for key in (REAL, WITH_MASKS, MASKS)},
     DEPARTURE: ('tokens', _measure_departure),
-    **{column.name: (PERCENT, partial(score, column=column)) for column in (*QUICK_COLUMNS, QUICK_AVERAGE)},
+    **{column.name: (PERCENT, partial(Evidence.score, column=column)) for column in (*QUICK_COLUMNS, QUICK_AVERAGE)},
 }
 
 
@@ -89,7 +89,7 @@ def _claim(
 ) -> list[Row]:
     """The difference at every rung, one family for Holm's correction, then its slope over log10(FLOPs)."""
     claims = builder.claims(unit, *(Claim(gap, name, cell, paper, margin) for cell in gaps.values()))
-    rows = [_at(claim, rung) for rung, claim in zip(gaps, claims, strict=True)]
+    rows = [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
     if len(gaps) == 1:  # a variant of one rung
         return rows
     there = [(math.log10(rung.flops), cell) for rung, cell in gaps.items() if not cell.missing]
@@ -97,7 +97,3 @@ def _claim(
     if len(there) > 1:
         trend = slope(there, is_paired=False)  # rungs are models of different sizes
     return rows + builder.claims(f'{unit} a decade', Claim(f'{gap}, {TREND}', name, trend))
-
-
-def _at(row: Row, rung: Rung) -> Row:
-    return row.at(rung.flops, 'FLOPs')

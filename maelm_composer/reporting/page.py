@@ -43,7 +43,7 @@ def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mappi
         keep_trailing_newline=True,
     )
     functions = {'number': format_number, 'interval': format_interval, 'label_of': label_of}
-    environment.globals |= {**functions, 'describe_cell': _describe_cell, 'not_comparable': NOT_COMPARABLE}
+    environment.globals |= {**functions, 'not_comparable': NOT_COMPARABLE}
     return environment.get_template('page.html.j2').render(
         scale=scale,
         demo=DEMO,
@@ -66,16 +66,15 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
             missing[row.note].append(f'{row.row}, {row.column}')
     return {
         'artefact': find_artefact(name),
-        'numbers': _make_grid([row for row in values if row not in points]),
+        'numbers': make_grid([row for row in values if row not in points]),
         'claims': [row for row in rows if is_claim(row)],
-        'points': _make_grid(points),
+        'points': make_grid(points),
         'num_points': len(points),
         'missing': missing,
-        'num_missing': sum(map(len, missing.values())),
     }
 
 
-def _make_grid(rows: Sequence[Row]) -> dict[str, Any]:
+def make_grid(rows: Sequence[Row]) -> dict[str, Any]:
     """``rows`` as the paper lays them out: a line for each model and x, a column for each score."""
     cells = {(row.row, row.x, row.column): row for row in rows}
     units = {row.column: row.unit for row in rows}
@@ -100,16 +99,10 @@ def _find_best(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return [(row.row, row.column) for row in scores if len(scores) > 1 and row.value == best]
 
 
-def _describe_cell(row: Row) -> str:
-    interval = format_interval(row)
-    notes = [f'95 % interval {interval}' if interval else '', f'{row.pretraining_seeds} pretraining seeds', row.note]
-    return '; '.join(filter(None, notes))
-
-
 def _collect_provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Label -> the distinct values over all rows that have a number."""
-    traces = [row.trace for row in rows if row.value is not None]
+    known = [row for row in rows if row.value is not None]
     return {
-        label: sorted({value for trace in traces for value in getattr(trace, name).split(';') if value})
+        label: sorted({value for row in known for value in getattr(row, name).split(';') if value})
         for name, label in PROVENANCE.items()
     }

@@ -1,83 +1,66 @@
 """Makes tables, figures and one page from records. Imports no torch; the files are reproducible byte for byte."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import OWN, artefacts_of
-from maelm_composer.reporting.curves import build_figure1, build_figure4, build_figure5, build_subspace, build_training
 from maelm_composer.reporting.evidence import Evidence, load_evidence
 from maelm_composer.reporting.figure3 import build_figure3
-from maelm_composer.reporting.figures import DRAWINGS, write_figure
+from maelm_composer.reporting.figures import DRAWINGS, draw_claims, write_figure
 from maelm_composer.reporting.findings import describe_cost
-from maelm_composer.reporting.forest import draw_forest
 from maelm_composer.reporting.ladder import build_ladder
 from maelm_composer.reporting.page import CLAIMS, render_page
 from maelm_composer.reporting.row_builder import RowBuilder
 from maelm_composer.reporting.rows import Row, load_published, write_rows
-from maelm_composer.reporting.tables import build_own, build_table1, build_table2, build_table3
+from maelm_composer.reporting.tables import BUILDERS as TABLE_BUILDERS
 from maelm_composer.reporting.verdicts import is_claim
 from maelm_composer.shipped import find_shipped
 
-BUILDERS: dict[str, Callable[[RowBuilder], list[Row]]] = {
-    'table1': build_table1,
-    'table2': build_table2,
-    'table3': build_table3,
-    'figure1': build_figure1,
-    'figure3': build_figure3,
-    'figure4': build_figure4,
-    'figure5': build_figure5,
-    'subspace': build_subspace,
-    'training': build_training,
-    'own': build_own,
-    'ladder': build_ladder,
-}
+BUILDERS = TABLE_BUILDERS | {'figure3': build_figure3, 'ladder': build_ladder}
 
 PUBLISHED = 'results/paper'  # in the working folder, else in the package; not beside the measured results
 
 
-def report(scale: str, results: Path) -> Path:
-    """Make every CSV file, every figure and the page of ``results``/``scale`` from its records; return the page's path.
+Tables = dict[str, list[Row]]  # artefact name -> rows
+
+
+def report(scale: str, results: Path) -> tuple[Path, Tables]:
+    """Make every CSV file, every figure and the page of ``results``/``scale`` from its records.
+
+    Returns:
+        The page's path and the rows of the CSV files.
 
     Raises:
         InputError: no records, or records that contradict each other.
     """
-    folder = results / scale
-    evidence = load_evidence(folder, scale)
-    tables = _build(evidence)
-    _write(folder, tables)
+    folder, evidence = results / scale, load_evidence(results / scale, scale)
+    tables = write_tables(folder, evidence)
     drawn = {
         name: partial(DRAWINGS[name], rows)
         for name, rows in tables.items()
         if name in DRAWINGS and any(row.value is not None and row.x is not None for row in rows)
     }
     if any(is_claim(row) for rows in tables.values() for row in rows):
-        drawn[CLAIMS] = partial(draw_forest, tables)
+        drawn[CLAIMS] = partial(draw_claims, tables)
     pictures = {name: picture for name in (*tables, CLAIMS) if (picture := write_figure(folder, name, drawn.get(name)))}
     page = folder / 'report.html'
     write_text(page, render_page(scale, tables, pictures, describe_cost(evidence)))
-    return page
+    return page, tables
 
 
-def write_tables(scale: str, results: Path) -> None:
-    """Make every CSV file of ``results``/``scale`` from its records. Raises InputError as :func:`report`."""
-    _write(results / scale, build_tables(scale, results))
-
-
-def build_tables(scale: str, results: Path) -> dict[str, list[Row]]:
-    """Artefact name -> rows, for every artefact of the scale."""
-    return _build(load_evidence(results / scale, scale))
-
-
-def _write(folder: Path, tables: dict[str, list[Row]]) -> None:
+def write_tables(folder: Path, evidence: Evidence) -> Tables:
+    """Make every CSV file of ``folder`` from ``evidence``. Raises InputError for records that contradict each other."""
+    tables = build_tables(evidence)
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)
     if OWN.name not in tables:
         (folder / f'{OWN.name}.csv').unlink(missing_ok=True)  # its records are gone
+    return tables
 
 
-def _build(evidence: Evidence) -> dict[str, list[Row]]:
+def build_tables(evidence: Evidence) -> Tables:
+    """The rows of every artefact of the scale."""
     published = load_published(find_shipped(PUBLISHED))
     artefacts = artefacts_of(evidence.scale, bool(evidence.list_own_scores()))
     return {found.name: BUILDERS[found.name](RowBuilder(found.name, evidence, published)) for found in artefacts}

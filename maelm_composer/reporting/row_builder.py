@@ -1,10 +1,10 @@
 """Makes the rows of one artefact: measured values and judged claims, each beside the paper's number."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Model
-from maelm_composer.reporting.cells import Cell
-from maelm_composer.reporting.estimate import Estimate
+from maelm_composer.reporting.cells import Cell, Estimate, subtract
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import Row, trace_records
 from maelm_composer.reporting.verdicts import MARGIN_POINTS, MARGIN_RANK_SHARE, is_comparable, judge_claim, judge_value
@@ -54,10 +54,11 @@ class RowBuilder:
 
     def value(self, row: str, column: str, unit: str, cell: Cell, paper: float | None = None) -> Row:
         """A measured number; its difference to the paper's is given only at the paper's own scales."""
-        found = cell.estimate
-        verdict = '' if found is None else judge_value(self.scale, found, paper)
-        known = None if found is None else replace(found, p=None, detectable=None)  # nobody tests whether a score is 0
-        return self.make((row, column, unit), cell, known, paper, verdict, is_comparable(self.scale))
+        found, verdict = cell.estimate, ''
+        if found is not None:
+            verdict = judge_value(self.scale, found, paper)
+            found = replace(found, p=None, detectable=None)  # whether a score is 0 is not a question
+        return self.make(Row(self.scale, self.artefact, row, column, unit, paper=paper), cell, found, verdict)
 
     def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
         """A row with a verdict for each of ``claims`` (above zero, or below), one family for Holm's correction."""
@@ -65,44 +66,38 @@ class RowBuilder:
         adjusted = dict(zip(tested, adjust_holm(list(tested.values())), strict=True))
         rows = []
         for i, claim in enumerate(claims):
-            known, verdict, margin = claim.cell.estimate, '', None
-            if known is not None:
+            row = Row(self.scale, self.artefact, claim.row, claim.column, unit, paper=claim.paper)
+            found, verdict = claim.cell.estimate, ''
+            if found is not None:
                 margin = MARGIN_POINTS if unit == POINTS else claim.margin
-                known = replace(known, p=adjusted.get(i))
-                verdict = judge_claim(self.scale, known, expects_more, margin, len(tested))
+                row, found = replace(row, margin=margin), replace(found, p=adjusted.get(i))
+                verdict = judge_claim(self.scale, found, expects_more, margin, len(tested))
             # Ranks are not compared below base, whose models have more dimensions.
-            is_compared = unit != RANK or is_comparable(self.scale)
-            row = self.make((claim.row, claim.column, unit), claim.cell, known, claim.paper, verdict, is_compared)
-            rows.append(replace(row, margin=margin))
+            rows.append(self.make(row, claim.cell, found, verdict, is_compared=unit != RANK))
         return rows
 
-    def make(
-        self,
-        where: tuple[str, str, str],
-        cell: Cell,
-        found: Estimate | None,
-        paper: float | None,
-        verdict: str,
-        is_compared: bool,
-    ) -> Row:
-        """The row at ``where`` (row, column, unit); ``is_compared``: with the difference to the paper's number."""
+    def make(self, row: Row, cell: Cell, found: Estimate | None, verdict: str = '', is_compared: bool = False) -> Row:
+        """``row`` with the estimate ``found`` and the records of ``cell``, or the reason why there is none.
+
+        Args:
+            is_compared: the difference to the paper's number is given at the other scales, too.
+        """
         if found is None:
-            return Row(self.scale, self.artefact, *where, paper=paper, note=cell.missing)
-        return Row(
-            self.scale,
-            self.artefact,
-            *where,
+            return replace(row, note=cell.missing)
+        is_compared = row.paper is not None and (is_compared or is_comparable(self.scale))
+        return replace(
+            row,
             **vars(found),
-            paper=paper,
-            difference=found.value - paper if is_compared and paper is not None else None,
+            difference=found.value - (row.paper or 0.0) if is_compared else None,
             verdict=verdict,
             note=cell.note,
             source='demo' if self.scale == DEMO else 'measured',
-            trace=trace_records(cell.runs, cell.records),
+            **trace_records(cell.runs, cell.records),
         )
 
 
-def rank_margin(baseline: Cell) -> float | None:
-    """The margin of a difference to the rank ``baseline``."""
-    found = baseline.estimate
-    return None if found is None else MARGIN_RANK_SHARE * found.value
+def claim_more_dimensions(column: str, both: Sequence[Cell], paper: float | None) -> Claim:
+    """That MAE-LM's rank exceeds RoBERTa's; ``both`` as in :data:`BOTH`. The margin is a share of RoBERTa's rank."""
+    theirs, ours = both
+    margin = None if theirs.estimate is None else MARGIN_RANK_SHARE * theirs.estimate.value
+    return Claim(GAP, column, subtract(ours, theirs), paper, margin)

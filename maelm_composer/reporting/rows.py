@@ -6,27 +6,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, Record
 from maelm_composer.reporting.evidence import read_csv
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The provenance of a number. Several values are joined by ';'."""
-
-    run_keys: str = ''
-    recipe_hash: str = ''
-    git_revision: str = ''
-    data_hash: str = ''
-    tokenizer_hash: str = ''
-    seeds: str = ''
-    versions: str = ''
-    hardware: str = ''
-    training_seconds: float | None = None
-    device_hours: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,34 +39,44 @@ class Row:
     verdict: str = ''
     note: str = ''
     source: str = ''
-    trace: Trace = Trace()
+    # The provenance of the number; several values are joined by ';'.
+    run_keys: str = ''
+    recipe_hash: str = ''
+    git_revision: str = ''
+    data_hash: str = ''
+    tokenizer_hash: str = ''
+    seeds: str = ''
+    versions: str = ''
+    hardware: str = ''
+    training_seconds: float | None = None
+    device_hours: float | None = None
 
     def at(self, x: float, x_unit: str) -> 'Row':
         """This row as a point of a figure."""
         return replace(self, x=x, x_unit=x_unit)
 
 
-HEADER = [f.name for f in fields(Row) if f.name != 'trace'] + [f.name for f in fields(Trace)]
+HEADER = [field.name for field in fields(Row)]
 
 
-def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[FinetuningRecord | RankRecord] = ()) -> Trace:
-    """Provenance of a number computed from pretraining ``runs`` and from fine-tuning or rank records ``others``."""
+def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[FinetuningRecord | RankRecord]) -> dict[str, Any]:
+    """The provenance of a number computed from pretraining ``runs`` and ``others``, as fields of its row."""
     trained = [run for _, run in sorted({run.run_name: run for run in runs}.items())]
     found = [record for _, record in sorted({record.key: record for record in others}.items())]
     both: list[PretrainingRecord | FinetuningRecord | RankRecord] = [*trained, *found]
     timed = [record for record in both if not isinstance(record, RankRecord)]
-    return Trace(
-        run_keys=_join([*(run.run_name for run in trained), *(record.key for record in found)]),
-        recipe_hash=_join(run.provenance.recipe_hash for run in trained),
-        git_revision=_join(record.provenance.git_revision for record in both),
-        data_hash=_join(record.data_hash for record in both),
-        tokenizer_hash=_join(run.tokenizer_hash for run in trained),
-        seeds=_join([*(f'pretraining {run.seed}' for run in trained), *(record.seed for record in found)]),
-        versions=_join(map(_versions, both)),
-        hardware=_join(map(_hardware, both)),
-        training_seconds=sum(record.training_seconds for record in timed),
-        device_hours=sum(record.device_hours for record in timed),
-    )
+    return {
+        'run_keys': _join([*(run.run_name for run in trained), *(record.key for record in found)]),
+        'recipe_hash': _join(run.provenance.recipe_hash for run in trained),
+        'git_revision': _join(record.provenance.git_revision for record in both),
+        'data_hash': _join(record.data_hash for record in both),
+        'tokenizer_hash': _join(run.tokenizer_hash for run in trained),
+        'seeds': _join([*(f'pretraining {run.seed}' for run in trained), *(record.seed for record in found)]),
+        'versions': _join(map(_versions, both)),
+        'hardware': _join(f'{r.device}, {r.provenance.cpu} × {r.provenance.cpu_count} cores' for r in both),
+        'training_seconds': sum(record.training_seconds for record in timed),
+        'device_hours': sum(record.device_hours for record in timed),
+    }
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
@@ -90,8 +85,7 @@ def write_rows(path: Path, rows: list[Row]) -> None:
     writer = csv.writer(buffer, lineterminator='\n')
     writer.writerow(HEADER)
     for row in rows:
-        cells = {**vars(row), **vars(row.trace)}
-        writer.writerow([format_cell(cells[name]) for name in HEADER])
+        writer.writerow(map(format_cell, vars(row).values()))
     write_text(path, buffer.getvalue())
 
 
@@ -128,7 +122,3 @@ def _versions(record: Record) -> str:
     provenance = record.provenance
     packages = {'maelm-composer': provenance.maelm_composer, 'python': provenance.python, **provenance.packages}
     return ', '.join(f'{name} {version}' for name, version in packages.items())
-
-
-def _hardware(record: PretrainingRecord | FinetuningRecord | RankRecord) -> str:
-    return f'{record.device}, {record.provenance.cpu} × {record.provenance.cpu_count} cores'

@@ -1,19 +1,25 @@
-"""Tables 1 to 3 and that of own tasks as rows: the numbers of every model, then one row for each claim."""
+"""The tables and figures as rows: the numbers of every model, then one row for each claim.
+
+Figure 3 and the ladder have modules of their own.
+"""
 
 from collections.abc import Sequence
-from functools import partial
 
+from maelm_composer.checkpoints.names import METRICS
+from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
+    DELTAS,
     MAE_LM,
     ROBERTA,
     Column,
+    Model,
     Role,
     average_column,
     columns_of,
     tasks_of,
 )
-from maelm_composer.reporting.cells import constant_score, finetuned_rank, rank, score, subtract
+from maelm_composer.reporting.cells import Cell, Term, slope, subtract
 from maelm_composer.reporting.row_builder import (
     BOTH,
     CONSTANT,
@@ -23,9 +29,13 @@ from maelm_composer.reporting.row_builder import (
     RANK,
     Claim,
     RowBuilder,
-    rank_margin,
+    claim_more_dimensions,
 )
 from maelm_composer.reporting.rows import Row
+
+REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
+ANGLES = 5  # quantiles of the principal angles in a rank record, smallest first
+TRAINING_POINTS = 60  # of a training-loss curve
 
 
 def build_table1(builder: RowBuilder) -> list[Row]:
@@ -40,14 +50,14 @@ def build_own(builder: RowBuilder) -> list[Row]:
 
 def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
     """Both models' scores, those of a constant answer, and MAE-LM − RoBERTa; a task's main metric is its first."""
-    cells = {(model, c): score(builder.evidence, model, c) for model in BOTH for c in columns}
+    cells = {(model, c): builder.evidence.score(model, c) for model in BOTH for c in columns}
     rows = [
         builder.value(model.label, c.name, PERCENT, cell, builder.paper_of(model, c.name))
         for (model, c), cell in cells.items()
     ]
     main = {column.task: column for column in reversed(columns)}  # the mean is that of no task
     rows += [
-        builder.value(CONSTANT, c.name, PERCENT, constant_score(builder.evidence, ROBERTA, c))
+        builder.value(CONSTANT, c.name, PERCENT, builder.evidence.constant_score(ROBERTA, c))
         for c in columns
         if c is main[c.task]  # records hold the constant answer's score in the main metric only
     ]
@@ -61,7 +71,7 @@ def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
 
 def build_table2(builder: RowBuilder) -> list[Row]:
     average = average_column(builder.scale)
-    cells = {model: score(builder.evidence, model, average) for model in ABLATIONS}
+    cells = {model: builder.evidence.score(model, average) for model in ABLATIONS}
     rows = [
         builder.value(model.label, average.name, PERCENT, cell, builder.paper_of(model, average.name))
         for model, cell in cells.items()
@@ -81,11 +91,128 @@ def build_table2(builder: RowBuilder) -> list[Row]:
 
 def build_table3(builder: RowBuilder) -> list[Row]:
     mnli, squad = tasks_of(builder.scale, (Role.mnli, Role.squad))
-    rows, claims = [], []
+    evidence, rows, claims = builder.evidence, [], []
     for column, published in (('pretrained', 'pretrained'), (mnli, 'mnli'), (squad, 'squad2')):
-        read = partial(rank, key='rank_real') if column == 'pretrained' else partial(finetuned_rank, task=column)
-        theirs, ours = (read(builder.evidence, model) for model in BOTH)
-        for model, cell in zip(BOTH, (theirs, ours), strict=True):
+        both = [
+            evidence.rank(model, REAL) if column == 'pretrained' else evidence.finetuned_rank(model, column)
+            for model in BOTH
+        ]
+        for model, cell in zip(BOTH, both, strict=True):
             rows.append(builder.value(model.label, column, RANK, cell, builder.paper_of(model, published)))
-        claims.append(Claim(GAP, column, subtract(ours, theirs), builder.paper_gap(published), rank_margin(theirs)))
+        claims.append(claim_more_dimensions(column, both, builder.paper_gap(published)))
     return rows + builder.claims(RANK, *claims)
+
+
+def build_figure1(builder: RowBuilder) -> list[Row]:
+    cells = {key: builder.evidence.rank_by_layer(ROBERTA, key) for key in (REAL, WITH_MASKS, MASKS)}
+    rows = [row for key in cells for row in _layer_rows(builder, ROBERTA, key, RANK)]
+    gaps = [(layer, subtract(cells[WITH_MASKS][layer], real)) for layer, real in cells[REAL].items()]
+    last = gaps[-1][1]
+    *_, top = cells[MASKS].values()
+    for label, cell in (
+        ('rank with − without [MASK], last layer', last),
+        ('growth of that gap per layer', slope(gaps) if len(gaps) > 1 else last),
+        ('rank of the [MASK] rows, last layer − embeddings', subtract(top, cells[MASKS][0])),
+    ):
+        rows += builder.claims(RANK, Claim(label, 'RoBERTa', cell))
+    return rows
+
+
+def build_figure4(builder: RowBuilder) -> list[Row]:
+    rows, claims = [], []
+    for column in (average_column(builder.scale), columns_of(builder.scale, Role.squad)[0]):
+        cells = {delta: builder.evidence.score(model, column) for delta, model in DELTAS}
+        papers = {delta: builder.paper((f'δ = {delta:g}',), column.name) for delta in cells}
+        for delta, cell in cells.items():
+            row = builder.value(f'δ = {delta:g}', column.name, PERCENT, cell, papers[delta])
+            rows.append(row.at(delta, 'δ'))
+        first, last = papers[0.0], papers[1.0]
+        fall = None if first is None or last is None else round(last - first, 6)
+        for claim in (
+            Claim('δ = 1 − δ = 0', column.name, subtract(cells[1.0], cells[0.0]), fall),
+            Claim('slope in δ', column.name, slope(list(cells.items()))),
+        ):
+            claims += builder.claims(POINTS, claim, expects_more=False)
+    return rows + claims
+
+
+def build_figure5(builder: RowBuilder) -> list[Row]:
+    evidence, rows = builder.evidence, []
+    for model, keys in ((ROBERTA, (REAL, WITH_MASKS)), (MAE_LM, (REAL,))):  # MAE-LM's encoder has never seen a [MASK]
+        for key in keys:
+            rows += _layer_rows(builder, model, key, RANK)
+    task = columns_of(builder.scale, Role.mnli)[0].task
+    for model in (MAE_LM, ROBERTA):
+        for epoch, cell in evidence.finetuned_rank_curve(model, task).items():
+            rows.append(builder.value(model.label, f'rank during {task}', RANK, cell).at(epoch, 'epoch'))
+    pretrained = [evidence.rank(model, REAL) for model in BOTH]
+    finetuned = [evidence.finetuned_rank(model, task) for model in BOTH]
+    return rows + builder.claims(
+        RANK,
+        claim_more_dimensions('rank_real, last layer', pretrained, builder.paper_gap('pretrained')),
+        claim_more_dimensions(f'rank after {task}', finetuned, None),
+    )
+
+
+def build_subspace(builder: RowBuilder) -> list[Row]:
+    rows, claims = [], []
+    for model in BOTH:
+        for key in ('mask_outside_share', 'real_outside_share', 'rank_one_residual'):
+            rows += _layer_rows(builder, model, key, 'share')
+        for quantile in range(ANGLES):
+            rows += _layer_rows(builder, model, 'principal_angles_degrees', 'degrees', quantile)
+        # Part of the real tokens' own energy lies outside their leading directions, too: they hold 90 % of it.
+        masks, real = (builder.evidence.rank(model, f'{kind}_outside_share') for kind in ('mask', 'real'))
+        column = 'mask − real outside share, last layer'
+        claims += builder.claims('share', Claim(model.label, column, subtract(masks, real)))
+    return rows + claims
+
+
+def build_training(builder: RowBuilder) -> list[Row]:
+    """Training and validation loss over samples."""
+    rows = []
+    for model in BOTH:
+        curves = [(run, curve) for run in builder.evidence.find_runs(model) if (curve := _read_curve(builder, run))]
+        if not curves:
+            reason = builder.evidence.explain_absence(model, METRICS)
+            rows.append(builder.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
+            continue
+        points = set.intersection(*(set(curve) for _, curve in curves))
+        for samples, column in sorted(points, key=lambda point: (point[1] == 'eval_loss', point[0])):
+            values = {run.seed: [curve[samples, column]] for run, curve in curves}
+            cell = Cell((Term(1.0, values),), tuple(run for run, _ in curves))
+            rows.append(builder.value(model.label, column, 'nats', cell).at(samples, 'samples'))
+    return rows
+
+
+def _read_curve(builder: RowBuilder, run: PretrainingRecord) -> dict[tuple[int, str], float]:
+    """(samples, name of the loss) -> value; the training loss is averaged over neighbouring batches."""
+    curve = builder.evidence.curves.get(run.run_name, [])
+    width = max(1, -(-len(curve) // TRAINING_POINTS))
+    points = {(int(row['samples']), 'eval_loss'): float(row['eval_loss']) for row in curve if row['eval_loss']}
+    for start in range(0, len(curve), width):
+        group = curve[start : start + width]
+        losses = [float(row['train_loss']) for row in group]
+        points[int(group[-1]['samples']), 'train_loss'] = sum(losses) / len(losses)
+    return points
+
+
+def _layer_rows(builder: RowBuilder, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
+    """One row for each layer, or one that says why there is none."""
+    column = key if index is None else f'principal_angle_{index}'
+    cells = builder.evidence.rank_by_layer(model, key, index)
+    rows = [(layer, builder.value(model.label, column, unit, cell)) for layer, cell in cells.items()]
+    return [row if row.value is None else row.at(layer, 'layer') for layer, row in rows]
+
+
+BUILDERS = {
+    'table1': build_table1,
+    'table2': build_table2,
+    'table3': build_table3,
+    'figure1': build_figure1,
+    'figure4': build_figure4,
+    'figure5': build_figure5,
+    'subspace': build_subspace,
+    'training': build_training,
+    'own': build_own,
+}

@@ -1,7 +1,7 @@
 """Verdicts: what a number with its interval says about the paper's claim."""
 
 from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS
-from maelm_composer.reporting.estimate import Estimate
+from maelm_composer.reporting.cells import Estimate
 from maelm_composer.reporting.rows import Row
 from maelm_composer.statistics import LEVEL
 

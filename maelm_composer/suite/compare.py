@@ -5,20 +5,19 @@ The replicates of such a comparison are fine-tuning seeds: a Term holds them whe
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from maelm_composer.cluster import connect_ray
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.run import load_encoder
-from maelm_composer.records import FailedFinetuning, unpack_numbers
-from maelm_composer.reporting.estimate import Estimate, Term, estimate
+from maelm_composer.records import unpack_numbers
+from maelm_composer.reporting.cells import Term, estimate
 from maelm_composer.sweep.report import print_failures
 from maelm_composer.sweep.run import STOPPED, sweep
 from maelm_composer.sweep.search import TaskResult, list_tasks
 
-MEAN = 'mean'
 EXPLANATION = """\
 Scores in percent: the mean over the fine-tuning seeds, each encoder at the best point of its own search.
 The 95 % intervals are Student's t over the differences by seed and, where examples are counted, over those of the dev
@@ -26,64 +25,41 @@ set. They hold for other fine-tuning seeds and examples of these two checkpoints
 Pair = tuple[TaskResult, TaskResult]  # of one task: the first encoder's and the second one's
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One task, or the mean of all; in percent, over the fine-tuning seeds that both encoders have."""
-
-    name: str
-    first: float
-    second: float
-    difference: Estimate  # its pretraining_seeds are the fine-tuning seeds
-    points: tuple[str, ...]  # the selected ones of both
-
-
-@dataclass(frozen=True)
-class Comparison:
-    differences: list[Difference]  # the mean of several tasks is the last; a task without a common seed is left out
-    failures: list[FailedFinetuning]
-
-
-def compare(first: FinetuningConfig, second: FinetuningConfig) -> Comparison:
-    """Sweep over two checkpoints, and subtract the second one's scores from the first one's.
+def compare_and_print(first: FinetuningConfig, second: FinetuningConfig) -> int:
+    """Sweep over two checkpoints, and print the first one's scores minus the second one's.
 
     Args:
         first: a sweep; ``second`` has another checkpoint and is otherwise equal.
+
+    Returns:
+        The exit code: 1 where a run failed, 130 after Ctrl-C.
 
     Raises:
         InputError: before any run, as :func:`maelm_composer.sweep.run.sweep`, or the encoders have the same weights, or
             would read rows of different length.
     """
-    _check(first, second)
-    with connect_ray():
-        results = [sweep(config) for config in (first, second)]
-    pairs: list[Pair] = list(zip(results[0].tasks, results[1].tasks, strict=True))
-    compared = [_subtract(pair[0].task.name, [pair]) for pair in pairs]
-    if len(pairs) > 1:
-        compared.append(_subtract(MEAN, pairs))
-    found = [difference for difference in compared if difference is not None]
-    return Comparison(found, [failure for result in results for failure in result.failures])
-
-
-def compare_and_print(first: FinetuningConfig, second: FinetuningConfig) -> int:
-    """:func:`compare` for the console; returns the exit code: 1 where a run failed, 130 after Ctrl-C."""
     try:
-        comparison = compare(first, second)
+        _check(first, second)
+        with connect_ray():
+            results = [sweep(config) for config in (first, second)]
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         return 130
     numbers = ('A', 'B', 'A − B', '95 %', 'seeds', 'examples')
     table = begin_table('task', right=numbers, last=('point of A', 'point of B'))
-    for row in comparison.differences:
-        found = row.difference
-        interval = '' if found.low is None else f'{found.low:+.2f} to {found.high:+.2f}'
-        means = f'{row.first:.2f}', f'{row.second:.2f}', f'{found.value:+.2f}'
-        table.add_row(row.name, *means, interval, str(found.pretraining_seeds), str(found.examples), *row.points)
+    pairs: list[Pair] = list(zip(results[0].tasks, results[1].tasks, strict=True))
+    compared = [(pair[0].task.name, [pair]) for pair in pairs]
+    for name, chosen in compared if len(pairs) == 1 else [*compared, ('mean', pairs)]:
+        if found := _subtract(chosen):
+            points = [str(result.point) for result in chosen[0]] if len(chosen) == 1 else []
+            table.add_row(name, *found, *points)
     open_console().print(table)
     print(f'A: {first.checkpoint}\nB: {second.checkpoint}')
     print(EXPLANATION)
-    print_failures(comparison.failures)
+    failures = [failure for result in results for failure in result.failures]
+    print_failures(failures)
     print(f'records: {first.save_folder}')
-    return 1 if comparison.failures else 0
+    return 1 if failures else 0
 
 
 def _check(first: FinetuningConfig, second: FinetuningConfig) -> None:
@@ -102,16 +78,17 @@ def _check(first: FinetuningConfig, second: FinetuningConfig) -> None:
         )
 
 
-def _subtract(name: str, pairs: Sequence[Pair]) -> Difference | None:
-    """The mean difference of ``pairs``, one for each task; None if they have no seed in common."""
+def _subtract(pairs: Sequence[Pair]) -> list[str]:
+    """The numbers of a row, means over ``pairs``, of a task each; none if they have no fine-tuning seed in common."""
     seeds = set.intersection(*({record.seed for record in result.records} for pair in pairs for result in pair))
     if not seeds:
-        return None
+        return []
     sides = zip(*pairs, strict=True)
     first, second = ([_build_term(result, seeds, 1 / len(pairs)) for result in side] for side in sides)
-    negated = [replace(term, weight=-term.weight) for term in second]
-    points = tuple(str(result.point) for result in pairs[0]) if len(pairs) == 1 else ('', '')
-    return Difference(name, estimate(first).value, estimate(second).value, estimate([*first, *negated]), points)
+    found = estimate([*first, *(replace(term, weight=-term.weight) for term in second)])
+    interval = '' if found.low is None else f'{found.low:+.2f} to {found.high:+.2f}'
+    means = f'{estimate(first).value:.2f}', f'{estimate(second).value:.2f}', f'{found.value:+.2f}'
+    return [*means, interval, str(found.pretraining_seeds), str(found.examples)]
 
 
 def _build_term(result: TaskResult, seeds: set[int], weight: float) -> Term:

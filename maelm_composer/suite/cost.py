@@ -1,14 +1,23 @@
-"""FLOPs, runs and bytes of a step, computed from its recipes alone. Imports no torch."""
+"""The FLOPs of fine-tuning and of rank measurements, and the machines that do the work. Imports no torch.
 
+A machine's speed is published for GPUs and measured for a CPU.
+"""
+
+import os
+import subprocess
 from dataclasses import dataclass, replace
 
-from maelm_composer.config import FinetuningConfig, ModelConfig, PretrainingConfig, TaskDataConfig
+from maelm_composer.config import FinetuningConfig, ModelConfig, TaskDataConfig
 from maelm_composer.errors import InputError
-from maelm_composer.model.cost import count_forward_flops, count_parameters
-from maelm_composer.sweep.search import count_evaluations, count_runs, list_points
-from maelm_composer.tasks.catalogue import Task, find_task
+from maelm_composer.model.cost import count_forward_flops
+from maelm_composer.precision import measure_speeds
+from maelm_composer.provenance import collect_provenance
+from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
+from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.sweep.search import count_evaluations, list_points
+from maelm_composer.tasks.catalogue import Task
 from maelm_composer.tasks.sources import count_characters, load_task_data
-from maelm_composer.training.plan import FORWARD_AND_BACKWARD, count_training_flops
+from maelm_composer.training.plan import FORWARD_AND_BACKWARD
 
 # Training rows, rows of all dev sets (official counts), and mean tokens per row with a vocabulary of 8,192.
 TASK_SIZES = {
@@ -27,41 +36,26 @@ TASK_SIZES = {
     'demo_span': (600, 200, 55),
 }
 CHARACTERS_PER_TOKEN = 4.0  # of these tasks, with that vocabulary
-STATE_BYTES = 16  # per parameter of a checkpoint: the weights twice, and Adam's two moments
-SHARD_BYTES_PER_TOKEN = 1.6  # compressed; 2.2 when unpacked in the cache
+# FLOP/s in fp32 and in dense bf16 (NVIDIA's data sheets, SXM).
+PEAKS = {'a100': (19.5e12, 312e12), 'h100': (67e12, 989e12), 'h200': (67e12, 989e12)}
+CPU = 'cpu'
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one step from nothing."""
+def count_finetuning_flops(config: FinetuningConfig, model: ModelConfig, task: Task) -> float:
+    """FLOPs of a run of the search of ``task``. The best point's epochs are not known: the grid's mean is assumed.
 
-    flops: float = 0.0
-    runs: int = 1
-    disk_bytes: float = 0.0
-    unknown: str = ''  # why ``flops`` is 0
-
-
-def cost_pretraining(config: PretrainingConfig, num_checkpoints: int) -> Cost:
-    """The cost of training. Validation and saving are negligible beside it."""
-    parameters = sum(count_parameters(config.model).values())
-    return Cost(count_training_flops(config), 1, num_checkpoints * STATE_BYTES * parameters)
-
-
-def cost_finetuning(config: FinetuningConfig, model: ModelConfig, task_name: str) -> Cost:
-    """The cost of the whole search of one task. The best point's epochs are not known: the grid's mean is assumed."""
-    task = find_task(task_name, config.tasks)
-    points, runs = list_points(config, task), count_runs(config, task)
-    try:
-        rows, dev_rows, length = _measure(task, config.data)
-    except InputError as error:  # the rows are not on this machine; everything else can be planned
-        return Cost(runs=runs, unknown=str(error))
-    rows = min(rows, config.data.limit(task_name) or rows)
+    Raises:
+        InputError: the rows of an own task are not on this machine.
+    """
+    rows, dev_rows, length = _measure(task, config.data)
+    rows = min(rows, config.data.limit(task.name) or rows)
     dev_rows = min(dev_rows, config.data.max_dev_examples or dev_rows)
+    points = list_points(config, task)
     epochs = sum(point.max_epochs for point in points) / len(points)
     passes = FORWARD_AND_BACKWARD * epochs * rows + count_evaluations(config, epochs) * dev_rows
     if config.measures_rank:
         passes += (epochs + 1) * dev_rows
-    return Cost(runs * passes * _forward(model, min(length, config.max_seq_len, model.max_seq_len)), runs)
+    return passes * _count_encoder_flops(model, min(length, config.max_seq_len, model.max_seq_len))
 
 
 def _measure(task: Task, config: TaskDataConfig) -> tuple[int, int, int]:
@@ -76,14 +70,74 @@ def _measure(task: Task, config: TaskDataConfig) -> tuple[int, int, int]:
     return len(data.train), len(dev), round(count_characters(both) / len(both) / CHARACTERS_PER_TOKEN)
 
 
-def cost_rank(model: ModelConfig, tokens: int) -> Cost:
-    """The cost of forward passes without and with [MASK], and of three Gram matrices for every layer."""
-    forward = 2 * _forward(model, model.max_seq_len) / model.max_seq_len
+def count_rank_flops(model: ModelConfig, tokens: int) -> float:
+    """FLOPs of the passes over ``tokens`` without and with [MASK], and of three Gram matrices for every layer."""
+    forward = 2 * _count_encoder_flops(model, model.max_seq_len) / model.max_seq_len
     gram = 2 * 2 * model.hidden_size**2 * (model.num_hidden_layers + 1)
-    return Cost(tokens * (forward + gram))
+    return tokens * (forward + gram)
 
 
-def _forward(model: ModelConfig, length: int) -> float:
+def _count_encoder_flops(model: ModelConfig, length: int) -> float:
     """FLOPs of the encoder's forward pass over one sequence."""
     alone = replace(model, decoder=None, max_seq_len=length)
     return float(count_forward_flops(alone, length, length)['encoder'])
+
+
+@dataclass(frozen=True)
+class Device:
+    """``count`` devices of one kind. A CPU with all its cores is one device."""
+
+    name: str  # a key of PEAKS, or cpu
+    count: int
+    fp32: float  # FLOP/s of one device: a GPU's peak, or a CPU's measured speed
+    bf16: float
+
+    @property
+    def label(self) -> str:
+        return 'this CPU' if self.name == CPU else f'{self.count} × {self.name.upper()}'
+
+
+def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
+    """The devices of this machine, or ``count`` of the named GPU.
+
+    Raises:
+        InputError: a GPU that is not in :data:`PEAKS`, or a number of GPUs of no kind.
+    """
+    if gpu is None:
+        found = _list_gpus()
+        if not found and count is not None:
+            raise InputError(f'this machine has no GPU: name the kind with --gpu, one of {", ".join(PEAKS)}')
+        if not found:  # one core's speed in a feed-forward block, times the number of cores
+            speeds, cores = measure_speeds(), len(os.sched_getaffinity(0))
+            return Device(CPU, 1, cores * speeds.fp32, cores * speeds.bf16)
+        gpu, count = found[0], count or len(found)
+    name = next((name for name in PEAKS if name in gpu.lower()), None)
+    if name is None:
+        raise InputError(f'GPU {gpu}: its peak is not known; choose one of {", ".join(PEAKS)}')
+    return Device(name, count or 1, *PEAKS[name])
+
+
+def select_same_device(evidence: Evidence, device: Device) -> Evidence:
+    """The records of runs on this kind of device; a CPU must be that of this machine."""
+    here = collect_provenance(device)  # the hash of its recipe is not read
+
+    def is_same(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
+        cpu = record.provenance.cpu, record.provenance.cpu_count
+        return device.name in record.device.lower() and (device.name != CPU or cpu == (here.cpu, here.cpu_count))
+
+    return replace(
+        evidence,
+        runs={name: run for name, run in evidence.runs.items() if is_same(run)},
+        finetunings=list(filter(is_same, evidence.finetunings)),
+        ranks=list(filter(is_same, evidence.ranks)),
+    )
+
+
+def _list_gpus() -> list[str]:
+    command = ['nvidia-smi', '--query-gpu=name', '--format=csv,noheader']
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')  # nvidia-smi ignores this; the GPUs are assumed to be of one kind
+    return found if visible is None else found[: len(list(filter(None, visible.split(','))))]

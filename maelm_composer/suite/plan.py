@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean, median
 
 from maelm_composer.checkpoints.names import RECORD, TOKENIZER
 from maelm_composer.config import FinetuningConfig, Precision, SourceKind
@@ -14,7 +15,9 @@ from maelm_composer.data.manifest import FILE_NAME, TOKENIZER_RECIPE
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
+from maelm_composer.model.cost import count_parameters
 from maelm_composer.records import (
+    Finetuning,
     FinetuningRecord,
     PretrainingRecord,
     load_folder,
@@ -24,12 +27,19 @@ from maelm_composer.records import (
     parse_rank,
 )
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
-from maelm_composer.reporting.evidence import read_evidence
-from maelm_composer.suite.cost import SHARD_BYTES_PER_TOKEN, Cost, cost_finetuning, cost_pretraining, cost_rank
-from maelm_composer.suite.devices import CPU, Device, Measured, describe_device, read_measured
+from maelm_composer.reporting.evidence import Evidence, read_evidence
+from maelm_composer.suite.cost import (
+    CPU,
+    Device,
+    count_finetuning_flops,
+    count_rank_flops,
+    describe_device,
+    select_same_device,
+)
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
-from maelm_composer.sweep.search import list_points
-from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.sweep.search import count_runs, list_points
+from maelm_composer.tasks.catalogue import Task, find_task
+from maelm_composer.training.plan import count_training_flops
 from maelm_composer.training.run_record import is_run_of
 
 SCALES = ('small', 'medium', 'base', 'base_pp', 'large_pp')  # of `maelm plan`; the demo fits everywhere
@@ -46,6 +56,8 @@ FIRST_SECONDS = 30.0  # once: imports, starting Ray, imports of its workers
 DOCUMENTS_PER_SECOND = 300.0  # documentation of this machine, read twice and tokenised
 BYTES_PER_SECOND = 0.6e6  # per core, of compressed text files
 HUB_TOKENS = {'base': 5e9, 'base_pp': 20e9}  # tokens of the sources of yamls/data/
+SHARD_BYTES_PER_TOKEN = 1.6  # compressed; 2.2 when unpacked in the cache
+STATE_BYTES = 16  # per parameter of a checkpoint: the weights twice, and Adam's two moments
 
 
 @dataclass(frozen=True)
@@ -77,11 +89,9 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
         InputError: settings that cannot be read.
     """
     if suite.precision is Precision.auto:
-        suite = replace(suite, precision=device.faster)
-    found = load_folder(suite.finetuning_folder, parse_finetuning)
-    recorded = [record for record in found if isinstance(record, FinetuningRecord)]
-    evidence = read_evidence(suite.records, suite.scale)
-    planner = _Planner(suite, device, read_measured(evidence, device, *suite.list_precisions()), recorded)
+        suite = replace(suite, precision=Precision.bf16 if device.bf16 > device.fp32 else Precision.fp32)
+    evidence = select_same_device(read_evidence(suite.records, suite.scale), device)
+    planner = _Planner(suite, device, evidence, load_folder(suite.finetuning_folder, parse_finetuning))
     return [planner.plan(step) for step in list_steps(suite, artefacts)]
 
 
@@ -99,8 +109,8 @@ class Forecast:
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
-        found = [(item.step, part, seconds) for item in items for part, seconds in item.left.items()]
-        self._left = {_identify(step, part): seconds for step, part, seconds in found if seconds}
+        parts = [(_without_tasks(item.step), part, seconds) for item in items for part, seconds in item.left.items()]
+        self._left = {(step, part): seconds for step, part, seconds in parts if seconds}
         self._planned: defaultdict[Kind, float] = defaultdict(float)
         self._took: defaultdict[Kind, float] = defaultdict(float)
 
@@ -110,45 +120,40 @@ class Forecast:
         Returns:
             The seconds that the suite has left; None if nothing was left of ``step``.
         """
-        planned = sum(self._left.pop(_identify(step, part), 0.0) for part in ('', *step.tasks))
+        planned = sum(self._left.pop((_without_tasks(step), part), 0.0) for part in ('', *step.tasks))
         if not planned:
             return None
         self._planned[step.kind] += planned
         self._took[step.kind] += took
         of_all = sum(self._took.values()) / sum(self._planned.values())
         ratios = {kind: self._took[kind] / seconds for kind, seconds in self._planned.items()}
-        return sum(seconds * ratios.get(kind, of_all) for (kind, *_), seconds in self._left.items())
+        return sum(seconds * ratios.get(left.kind, of_all) for (left, _), seconds in self._left.items())
 
     @property
     def is_over(self) -> bool:
         return not self._left
 
 
-def _identify(step: Step, part: str) -> tuple[Kind, object, int, str]:
-    """The key of a part of ``step``; models of one recipe may differ in their labels."""
-    return step.kind, step.model and (step.model.overlays, step.model.seed), step.samples, part
-
-
-def describe_accuracy(estimated: float, took: float) -> str:
-    return f'estimated {estimated:,.0f} s, took {took:,.0f} s: {took / estimated:.2f} times the estimate'
+def _without_tasks(step: Step) -> Step:
+    return replace(step, tasks=())
 
 
 def print_plan(suite: Suite, items: Sequence[Item], device: Device) -> None:
     right = ('hours left', 'device-hours', 'disk, GB')
     table = begin_table('step', 'recorded', right=right, last=('estimated from',))
 
-    def describe(seconds: float, device_hours: float, disk_bytes: float) -> list[str]:
-        return [f'{seconds / 3600:,.2f}', f'{device_hours:,.2f}', f'{disk_bytes / 1e9:,.2f}']
+    def add_row(name: str, share: str, seconds: float, device_hours: float, disk_bytes: float, basis: str) -> None:
+        numbers = seconds / 3600, device_hours, disk_bytes / 1e9
+        table.add_row(name, share, *(f'{number:,.2f}' for number in numbers), basis)
 
     for item in items:
         is_done = item.done >= item.total
         share = 'done' if is_done else f'{item.done} of {item.total}' if item.done else 'no'
-        numbers = describe(item.seconds, item.device_hours, item.disk_bytes)
-        table.add_row(item.name, share, *numbers, '' if is_done else item.basis)
+        basis = '' if is_done else item.basis
+        add_row(item.name, share, item.seconds, item.device_hours, item.disk_bytes, basis)
     table.add_section()
     totals = sum(item.device_hours for item in items), sum(item.disk_bytes for item in items)
-    numbers = describe(sum_seconds(items), *totals)
-    table.add_row('all', '', *numbers, f'scale {suite.scale} on {device.label}')
+    add_row('all', '', sum_seconds(items), *totals, f'scale {suite.scale} on {device.label}')
     open_console().print(table)
 
 
@@ -184,8 +189,8 @@ def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCAL
 class _Planner:
     suite: Suite
     device: Device
-    measured: Measured
-    recorded: list[FinetuningRecord]
+    evidence: Evidence  # of this kind of device
+    recorded: list[Finetuning]
 
     def plan(self, step: Step) -> Item:
         match step:
@@ -220,23 +225,25 @@ class _Planner:
         return Item(step, step.kind.name, done, 1, {'': seconds / 2 * (1 - done)}, basis, disk_bytes=disk)
 
     def _plan_pretraining(self, step: Step, model: Model) -> Item:
-        config, folder = self.suite.load_pretraining(model), self.suite.run_folder(model)
-        cost = cost_pretraining(config, len(list_checkpoints(config)))
-        seconds, basis = self._estimate(cost, step.kind, config.training.precision)
-        if self.measured.training_flops is not None:
-            seconds = START_SECONDS[step.kind] + cost.flops / (self.measured.training_flops * self.device.count)
-            basis = f'measured speed, {self.measured.training_flops:.1e} FLOP/s'
-        record = load_record(path, parse_pretraining) if (path := folder / RECORD).exists() else None
+        config, path = self.suite.load_pretraining(model), self.suite.run_folder(model) / RECORD
+        flops, precision = count_training_flops(config), config.training.precision
+        seconds, basis = self._estimate(step.kind, precision, flops)
+        runs = [run for run in self.evidence.runs.values() if run.training_precision is precision]
+        if speeds := [run.flops / (3600 * run.device_hours) for run in runs if run.flops]:
+            seconds = START_SECONDS[step.kind] + flops / (median(speeds) * self.device.count)
+            basis = f'measured speed, {median(speeds):.1e} FLOP/s'
+        record = load_record(path, parse_pretraining) if path.exists() else None
         done = int(isinstance(record, PretrainingRecord) and is_run_of(record, config))
+        disk = len(list_checkpoints(config)) * STATE_BYTES * sum(count_parameters(config.model).values())
         name = f'pretraining {config.run_name}'
-        return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, self.device.count, cost.disk_bytes)
+        return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, self.device.count, disk)
 
     def _plan_rank(self, step: Step, model: Model) -> Item:
         config = self.suite.load_pretraining(model)
-        cost = cost_rank(config.model, self.suite.settings.rank_tokens)
-        seconds, basis = self._estimate(cost, step.kind, RANK_PRECISION)
-        if self.measured.rank_seconds is not None:
-            seconds, basis = START_SECONDS[step.kind] + self.measured.rank_seconds, 'measured runs'
+        flops = count_rank_flops(config.model, self.suite.settings.rank_tokens)
+        seconds, basis = self._estimate(step.kind, RANK_PRECISION, flops)
+        if measured := [record.seconds for record in self.evidence.ranks]:
+            seconds, basis = START_SECONDS[step.kind] + median(measured), 'measured runs'
         checkpoints = [record.checkpoint for record in load_folder(self.suite.rank_folder, parse_rank)]
         done = int((config.run_name, step.samples) in [(c.run_name, c.samples) for c in checkpoints])
         return Item(step, f'rank {config.run_name}', done, 1, {'': seconds * (1 - done)}, basis, self.device.count)
@@ -244,49 +251,58 @@ class _Planner:
     def _plan_finetuning(self, step: Step, model: Model) -> Item:
         pretraining = self.suite.load_pretraining(model)
         config = self.suite.load_finetuning(model, 0, ())  # neither the checkpoint nor the tasks matter here
+        comparable = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
         slots = float(os.cpu_count() or 1)
         if self.device.name != CPU and config.sweep.gpus_per_run:
             slots = self.device.count / config.sweep.gpus_per_run
         done, total, bases = 0, 0, set()
         left: dict[str, float] = {}
-        for task in step.tasks:
-            cost = cost_finetuning(config, pretraining.model, task)
-            there = min(self._count_recorded(config, task, pretraining.run_name, step.samples), cost.runs)
-            of_task, basis = self._estimate(cost, step.kind, config.precision)
-            if task in self.measured.task_seconds:
-                of_task = cost.runs * (self.measured.task_seconds[task] + START_SECONDS[step.kind]) / slots
+        for name in step.tasks:
+            task = find_task(name, config.tasks)
+            runs = count_runs(config, task)
+            there = min(self._count_recorded(config, task, pretraining.run_name, step.samples), runs)
+            if measured := [r.training_seconds + r.evaluation_seconds for r in comparable if r.task == name]:
+                seconds = runs * (mean(measured) + START_SECONDS[step.kind]) / slots
                 basis = 'measured runs'
-            left[task] = of_task * (1 - there / cost.runs)
-            done, total = done + there, total + cost.runs
+            else:
+                try:
+                    flops, fault = runs * count_finetuning_flops(config, pretraining.model, task), ''
+                except InputError as error:  # the rows are not on this machine; everything else can be planned
+                    flops, fault = 0.0, f'not known: {error}'
+                seconds, basis = self._estimate(step.kind, config.precision, flops, runs)
+                basis = fault or basis
+            left[name] = seconds * (1 - there / runs)
+            done, total = done + there, total + runs
             bases.add(basis)
         left[''] = SWEEP_SECONDS if done < total else 0.0
         tasks = step.tasks[0] if len(step.tasks) == 1 else f'{len(step.tasks)} tasks'
         name = f'fine-tuning {pretraining.run_name} at {step.samples:,}, {tasks}'
         return Item(step, name, done, total, left, ', '.join(sorted(bases)), self.device.count)
 
-    def _count_recorded(self, config: FinetuningConfig, task: str, run_name: str, samples: int) -> int:
+    def _count_recorded(self, config: FinetuningConfig, task: Task, run_name: str, samples: int) -> int:
         """The number of recorded runs of the search, found by task, checkpoint, protocol, point and seed."""
-        protocol = describe_protocol(replace(config, task=task))
-        points = list_points(config, find_task(task, config.tasks))
-        shortened = {'max_seq_len', 'span'}  # a checkpoint of shorter rows changes these
+        protocol, points = describe_protocol(replace(config, task=task.name)), list_points(config, task)
 
-        def is_of_search(record: FinetuningRecord) -> bool:
+        def is_of_search(record: Finetuning) -> bool:
             checkpoint = record.checkpoint
-            if (record.task, checkpoint.run_name, checkpoint.samples) != (task, run_name, samples):
-                return False
-            keys = (protocol.keys() | record.protocol.keys()) - shortened
-            is_same = all(record.protocol.get(key) == protocol.get(key) for key in keys)
-            return is_same and record.point in points and record.seed in config.sweep.seeds
+            # A checkpoint of shorter rows changes two values of the protocol.
+            keys = (protocol.keys() | record.protocol.keys()) - {'max_seq_len', 'span'}
+            return (
+                isinstance(record, FinetuningRecord)
+                and (record.task, checkpoint.run_name, checkpoint.samples) == (task.name, run_name, samples)
+                and all(record.protocol.get(key) == protocol.get(key) for key in keys)
+                and record.point in points
+                and record.seed in config.sweep.seeds
+            )
 
         return sum(map(is_of_search, self.recorded))
 
-    def _estimate(self, cost: Cost, kind: Kind, precision: Precision) -> tuple[float, str]:
-        """Seconds on the whole machine by the FLOPs model, and a description of the model."""
-        device, flops = self.device, self.device.flops(precision)
+    def _estimate(self, kind: Kind, precision: Precision, flops: float, runs: int = 1) -> tuple[float, str]:
+        """Seconds on the whole machine of ``runs`` with ``flops`` in all, by the FLOPs model, and its description."""
+        device, speed = self.device, getattr(self.device, precision.name)
         share = UTILIZATION[kind][CPU if device.name == CPU else 'gpu']
-        starts = START_SECONDS[kind] * cost.runs
+        starts = START_SECONDS[kind] * runs
         if kind is Kind.finetuning:
             starts /= os.cpu_count() or 1 if device.name == CPU else device.count
-        seconds = starts + cost.flops / (share * flops * device.count)
-        model = f'FLOPs model, {share:.0%} of {flops:.1e} in {precision.name}'
-        return seconds, f'not known: {cost.unknown}' if cost.unknown else model
+        seconds = starts + flops / (share * speed * device.count)
+        return seconds, f'FLOPs model, {share:.0%} of {speed:.1e} in {precision.name}'

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -28,10 +27,11 @@ from maelm_composer.lock import lock_folder
 from maelm_composer.precision import choose_in
 from maelm_composer.records import Finetuning
 from maelm_composer.reporting.artefacts import Artefact, Model
-from maelm_composer.reporting.report import build_tables, report, write_tables
+from maelm_composer.reporting.evidence import load_evidence
+from maelm_composer.reporting.report import report, write_tables
 from maelm_composer.suite.collect import collect_finetunings, collect_rank, collect_run
-from maelm_composer.suite.devices import describe_device
-from maelm_composer.suite.plan import Forecast, Item, describe_accuracy, plan_suite, sum_seconds
+from maelm_composer.suite.cost import describe_device
+from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
 from maelm_composer.suite.terminal import print_tables
 from maelm_composer.sweep.run import sweep
@@ -45,13 +45,10 @@ Note = Callable[[Step, float], None]  # called with a step and the seconds that 
 def start_suite(
     suite: Suite, artefacts: Sequence[Artefact], show: Callable[[str], None]
 ) -> Iterator[tuple[Suite, Note]]:
-    """Choose the precision, start Ray, and give SIGTERM the effect of Ctrl-C, while the body runs ``artefacts``.
+    """Choose the precision, and keep Ray running while the body makes ``artefacts`` (:func:`connect_ray`).
 
     Yields the suite in its precision and a function for :func:`run_suite` that shows the time left after every step.
     When all is made, the planner's estimate is compared with the time that was taken.
-
-    Raises:
-        SystemExit: 128 + SIGTERM.
     """
     suite = settle_precision(suite)
     planned: list[Item] = []
@@ -64,18 +61,12 @@ def start_suite(
             of = '' if step.model is None else f' {step.model.run_name(suite.scale)}'
             show(f'{step.kind.name}{of}: {took:,.0f} s; about {format_duration(left)} left')
 
-    with contextlib.ExitStack() as connection:
-        try:
-            connection.enter_context(connect_ray())
-        except SystemExit:  # Ray handles SIGTERM itself while it starts
-            _stop(signal.SIGTERM)
-        before = signal.signal(signal.SIGTERM, _stop)  # a pretraining run installs its own handler meanwhile
-        try:
-            yield suite, note
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    with connect_ray():
+        yield suite, note
     if forecast.is_over and (estimated := sum_seconds(planned)):
-        show(f'scale {suite.scale}: {describe_accuracy(estimated, time.monotonic() - start)}')
+        took = time.monotonic() - start
+        ratio = f'{took / estimated:.2f} times the estimate'
+        show(f'scale {suite.scale}: estimated {estimated:,.0f} s, took {took:,.0f} s: {ratio}')
 
 
 def make_and_print(suite: Suite, artefacts: Sequence[Artefact]) -> int:
@@ -86,9 +77,8 @@ def make_and_print(suite: Suite, artefacts: Sequence[Artefact]) -> int:
     except (KeyboardInterrupt, SystemExit) as stop:
         print(STOPPED, file=sys.stderr)
         return int(stop.code or 0) if isinstance(stop, SystemExit) else 128 + signal.SIGINT
-    page = report(suite.scale, suite.results)
-    found = build_tables(suite.scale, suite.results)
-    tables = {artefact.name: found[artefact.name] for artefact in artefacts}
+    page, made = report(suite.scale, suite.results)
+    tables = {artefact.name: made[artefact.name] for artefact in artefacts}
     print_tables(suite.scale, tables)
     print(f'report: {page}')
     return int(any(row.note or row.value is None for rows in tables.values() for row in rows))
@@ -113,7 +103,7 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = N
             make(suite, step)
             if note is not None:
                 note(step, time.monotonic() - start)
-        write_tables(suite.scale, suite.results)
+        write_tables(suite.records.parent, load_evidence(suite.records.parent, suite.scale))
 
 
 def settle_precision(suite: Suite) -> Suite:
@@ -128,12 +118,10 @@ def settle_precision(suite: Suite) -> Suite:
 def make(suite: Suite, step: Step) -> None:
     """Run ``step`` unless its result exists, and copy its records to the results."""
     match step:
-        case Step(Kind.tokenizer):
+        case Step(Kind.tokenizer | Kind.shards):
             if not _are_shards_alone(corpus := suite.load_corpus()):
-                build_tokenizer(corpus)
-        case Step(Kind.shards):
-            if not _are_shards_alone(corpus := suite.load_corpus()):
-                build_shards(corpus)
+                build = build_tokenizer if step.kind is Kind.tokenizer else build_shards
+                build(corpus)
         case Step(Kind.pretraining, Model() as model):
             _pretrain(suite, model)
         case Step(Kind.finetuning, Model() as model):
@@ -175,8 +163,3 @@ def _pretrain(suite: Suite, model: Model) -> None:
         if subprocess.run([*launcher, *suite.list_arguments(model)], check=False).returncode:
             raise InputError(f'pretraining {model.run_name(suite.scale)} failed: the error is printed above')
     collect_run(suite.run_folder(model), suite.records)
-
-
-def _stop(number: int, frame: Any = None) -> None:
-    """Unwind the current step as Ctrl-C would, so that Ray's processes end with this process."""
-    raise SystemExit(128 + number)

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -178,26 +177,20 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
     The fine-tuning and rank steps of a model follow its pretraining, so that models are completed one by one. All
     models of one pretraining seed come before those of the next.
     """
-    models: dict[str, Model] = {}
-    tasks: dict[str, dict[int, dict[str, None]]] = defaultdict(dict)  # by run and checkpoint, in order
-    ranked: dict[str, int] = {}
+    steps: dict[Step, dict[str, None]] = {}  # step without its tasks -> these, in order
     for demand in _list_demands(suite, artefacts):
-        name = demand.model.run_name(suite.scale)
-        models.setdefault(name, demand.model)
-        checkpoints = list_checkpoints(suite.load_pretraining(demand.model))
-        needed = [*tasks_of(suite.scale, demand.roles), *(suite.own_tasks if demand.own_tasks else ())]
-        if needed:
-            for samples in checkpoints if demand.every_checkpoint else checkpoints[-1:]:
-                tasks[name].setdefault(samples, {}).update(dict.fromkeys(needed))
+        model, checkpoints = demand.model, list_checkpoints(suite.load_pretraining(demand.model))
+        tasks = [*tasks_of(suite.scale, demand.roles), *(suite.own_tasks if demand.own_tasks else ())]
+        finetuned = checkpoints if demand.every_checkpoint else checkpoints[-1:]
+        steps.setdefault(Step(Kind.pretraining, model), {})
+        for samples in finetuned if tasks else ():
+            steps.setdefault(Step(Kind.finetuning, model, samples), {}).update(dict.fromkeys(tasks))
         if demand.rank:
-            ranked[name] = checkpoints[-1]
-    steps = [Step(Kind.tokenizer), Step(Kind.shards)]
-    for name, model in models.items():
-        steps.append(Step(Kind.pretraining, model))
-        steps += [Step(Kind.finetuning, model, samples, tuple(found)) for samples, found in tasks[name].items()]
-        if name in ranked:
-            steps.append(Step(Kind.rank, model, ranked[name]))
-    return steps
+            steps.setdefault(Step(Kind.rank, model, checkpoints[-1]), {})
+    models = list(dict.fromkeys(step.model for step in steps))
+    ordered = sorted(steps, key=lambda step: (models.index(step.model), step.kind.value))
+    made = [replace(step, tasks=tuple(steps[step])) for step in ordered]
+    return [Step(Kind.tokenizer), Step(Kind.shards), *made]
 
 
 def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:

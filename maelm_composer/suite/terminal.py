@@ -1,6 +1,6 @@
 """Tables and claims of a report, printed. Imports no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -8,6 +8,8 @@ from rich.text import Text
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.reporting.artefacts import OWN, find_artefact, label_of
 from maelm_composer.reporting.findings import format_interval, format_number
+from maelm_composer.reporting.page import make_grid
+from maelm_composer.reporting.report import Tables
 from maelm_composer.reporting.rows import Row
 from maelm_composer.reporting.verdicts import (
     FAILS,
@@ -23,8 +25,8 @@ MINUS = ' − '  # in the label of a comparison
 COLORS = {HOLDS: 'green', FAILS: 'red', NO_DIFFERENCE: 'cyan', UNDECIDED: 'yellow'}
 
 
-def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:
-    """Print tables whole, and the claims of every figure; ``tables``: artefact name -> rows."""
+def print_tables(scale: str, tables: Tables) -> None:
+    """Print tables whole, and the claims of every figure."""
     console = open_console()
     for name, rows in tables.items():
         console.print(Text(find_artefact(name).title, 'bold'))
@@ -41,12 +43,10 @@ def print_tables(scale: str, tables: Mapping[str, Sequence[Row]]) -> None:
 
 
 def _draw_values(rows: Sequence[Row]) -> Table:
-    """The paper's layout: a line for each model, a column for each score."""
-    columns = list(dict.fromkeys(row.column for row in rows))
-    cells = {(row.row, row.column): format_number(row.value, row.unit) for row in rows}
-    table = begin_table('', right=[label_of(column) for column in columns])
-    for label in dict.fromkeys(row.row for row in rows):
-        table.add_row(label, *(cells.get((label, column), '') for column in columns))
+    grid = make_grid(rows)
+    table = begin_table('', right=grid['titles'])
+    for label, _, cells in grid['lines']:
+        table.add_row(label, *('' if row is None else format_number(row.value, row.unit) for row in cells))
     return table
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from maelm_composer.reporting.artefacts import LADDER, RUNGS, Role, tasks_of
+from maelm_composer.reporting.evidence import load_evidence
 from maelm_composer.reporting.report import build_tables, report
 from maelm_composer.reporting.verdicts import FAILS, HOLDS
 
@@ -31,7 +32,7 @@ def rows(archive):
     made = archive('ladder')
     add_rung(made, 0)
     add_rung(made, 1)
-    return build_tables('ladder', made.results)['ladder']
+    return build_tables(load_evidence(made.results / 'ladder', 'ladder'))['ladder']
 
 
 def find(rows, row, column):
@@ -76,7 +77,7 @@ def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):
     path = made.records / 'pretraining' / 'ladder-3e13-s17.csv'
     lines = path.read_text().splitlines()
     path.write_text('\n'.join(lines[:50]) + '\n')
-    rows = build_tables('ladder', made.results)['ladder']
+    rows = build_tables(load_evidence(made.results / 'ladder', 'ladder'))['ladder']
     trends = [r for r in rows if 'ten times' in r.row]
     assert {r.note for r in trends} == {'a slope needs two rungs'}
     assert find(rows, 'MAE-LM', 'departure')[3e13].value == math.inf
@@ -85,6 +86,6 @@ def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):
 def test_the_scale_of_the_ladder_has_one_artefact(archive):
     made = archive('ladder')
     add_rung(made, 0)
-    page = report('ladder', made.results)
+    page, _ = report('ladder', made.results)
     assert {path.name for path in page.parent.glob('*.csv')} == {f'{LADDER.name}.csv'}
     assert (page.parent / 'ladder.svg').is_file()

@@ -14,7 +14,7 @@ import pytest
 from maelm_composer.errors import InputError
 from maelm_composer.records import pack_numbers
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER
-from maelm_composer.reporting.evidence import read_csv
+from maelm_composer.reporting.evidence import load_evidence, read_csv
 from maelm_composer.reporting.figures import DRAWINGS
 from maelm_composer.reporting.report import report, write_tables
 from maelm_composer.reporting.rows import HEADER
@@ -45,7 +45,7 @@ def page(tmp_path_factory):
     """The page of a full archive."""
     made = Archive(tmp_path_factory.mktemp('results'), 'small')
     made.add_everything()
-    return report('small', made.results)
+    return report('small', made.results)[0]
 
 
 def test_made_again_in_another_process_without_torch_it_is_the_same_to_the_byte(page):
@@ -73,7 +73,7 @@ def test_the_committed_results_are_what_their_records_say(tmp_path, scale):
 
 
 def test_own_tasks_have_a_table_as_long_as_they_have_records(full):
-    write_tables('small', full.results)
+    write_tables(full.results / 'small', load_evidence(full.results / 'small', 'small'))
     before = hash_files(full.results / 'small')
     declaration = {'kind': 'classification', 'metrics': ['f1', 'accuracy']}
     own = {'baseline': 0.4, 'protocol': {'source': 'files', 'declaration': declaration}}
@@ -84,7 +84,7 @@ def test_own_tasks_have_a_table_as_long_as_they_have_records(full):
                 influences = {f'{split}f1': pack_numbers([0.1, -0.1])}
                 own |= {'metrics': metrics, 'influences': influences}
                 full.add_score(f'{run}-s{pretraining_seed}', task, 1, score, **own)
-    page = report('small', full.results)
+    page, _ = report('small', full.results)
     rows = {(row['row'], row['column']): row for row in read_csv(page.parent / 'own.csv')}
     assert {column for _, column in rows} == {'pretrained easy_f1', 'reviews f1'}
     values = [rows[label, 'reviews f1']['value'] for label in ('MAE-LM', 'RoBERTa', 'a constant answer')]
@@ -103,7 +103,7 @@ def test_own_tasks_have_a_table_as_long_as_they_have_records(full):
     for task in ('reviews', 'pretrained'):
         for path in full.records.glob(f'finetuning/{task}-*'):
             path.unlink()
-    write_tables('small', full.results)
+    write_tables(full.results / 'small', load_evidence(full.results / 'small', 'small'))
     after = hash_files(page.parent)
     assert {name: after.get(name) for name in before} == before
     assert 'own.csv' not in after
@@ -114,7 +114,7 @@ def test_a_failed_own_task_says_why(archive):
     made.add_run('small')
     protocol = {'source': 'files', 'declaration': {'kind': 'span'}}
     made.add_score('small', 'questions', 1, 0.0, error='no memory', protocol=protocol)
-    rows = read_csv(report('small', made.results).parent / 'own.csv')
+    rows = read_csv(report('small', made.results)[0].parent / 'own.csv')
     assert {row['column'] for row in rows} == {'questions best_exact'}
     assert 'questions from small failed: no memory' in [row['note'] for row in rows]
 
@@ -153,7 +153,7 @@ def test_a_page_of_one_run_says_what_is_missing(archive):
     made = archive('small')
     made.add_run('small')
     made.add_score('small', 'rte', 1, 0.6)
-    text = Page(report('small', made.results).read_text()).text
+    text = Page(report('small', made.results)[0].read_text()).text
     assert 'no finished pretraining run small-roberta' in text
     assert not (made.results / 'small' / 'figure1.svg').exists()
     assert (made.results / 'small' / 'training.svg').exists()
@@ -162,7 +162,7 @@ def test_a_page_of_one_run_says_what_is_missing(archive):
 def test_a_figure_whose_records_are_gone_goes_too(archive):
     made = archive('small')
     made.add_run('small')
-    page = report('small', made.results)
+    page, _ = report('small', made.results)
     assert (page.parent / 'training.png').exists()
     for path in (made.records / 'pretraining').iterdir():
         path.unlink()

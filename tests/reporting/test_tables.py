@@ -11,7 +11,8 @@ from scipy import stats
 from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, load_folder, pack_numbers, parse_finetuning
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
-from maelm_composer.reporting.estimate import Estimate, Term, estimate, slope_weights
+from maelm_composer.reporting.cells import Cell, Estimate, Term, estimate, slope
+from maelm_composer.reporting.evidence import load_evidence
 from maelm_composer.reporting.report import build_tables
 from maelm_composer.reporting.verdicts import judge_claim
 from maelm_composer.sweep.search import SweepResult, TaskResult
@@ -22,7 +23,7 @@ from tests.reporting.conftest import Archive
 
 def build(archive):
     """Rows by artefact, row, column and x."""
-    tables = build_tables(archive.scale, archive.results)
+    tables = build_tables(load_evidence(archive.results / archive.scale, archive.scale))
     return {(r.artefact, r.row, r.column, r.x): r for rows in tables.values() for r in rows}
 
 
@@ -60,9 +61,9 @@ def test_what_a_pretraining_seed_lacks_is_named_in_the_cell(archive):
         build(made)
 
 
-def test_slope_weights_give_the_slope():
-    x = [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert sum(w * (3 - 2 * at) for w, at in zip(slope_weights(x), x, strict=True)) == pytest.approx(-2)
+def test_a_slope_is_that_of_least_squares():
+    points = [(at, Cell((Term(1.0, {17: [3 - 2 * at]}),))) for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert slope(points).estimate.value == pytest.approx(-2)
 
 
 def test_table1(rows):
@@ -212,7 +213,7 @@ def test_figure4_ends_in_the_rows_of_table2(rows):
     for delta, label in ((0.0, MAE_LM.label), (1.0, 'enc. w. [MASK]')):
         point = rows['figure4', f'δ = {delta:g}', 'glue_avg', delta]
         row = rows['table2', label, 'glue_avg', None]
-        assert (point.value, point.trace.run_keys) == (row.value, row.trace.run_keys)
+        assert (point.value, point.run_keys) == (row.value, row.run_keys)
     assert rows['figure4', 'δ = 1 − δ = 0', 'glue_avg', None].paper == -1
     assert rows['figure4', 'slope in δ', 'glue_avg', None].value < 0
 
@@ -320,14 +321,13 @@ def test_demo_rows_do_not_mix_with_measured_ones(archive):
 def test_provenance_stands_in_every_row(rows):
     for row in rows.values():
         assert row.value is not None, row
-        trace = row.trace
-        assert trace.run_keys
-        assert (trace.git_revision, trace.tokenizer_hash) == ('abc123', 'tokenizer'), row
-        assert 'recipe-of-small' in trace.recipe_hash
-        assert 'pretraining 17' in trace.seeds
-        assert trace.hardware == 'CPU, 2 threads, Test <CPU> × 2 cores'
-        assert trace.training_seconds > 0
-        assert trace.device_hours > 0
+        assert row.run_keys
+        assert (row.git_revision, row.tokenizer_hash) == ('abc123', 'tokenizer'), row
+        assert 'recipe-of-small' in row.recipe_hash
+        assert 'pretraining 17' in row.seeds
+        assert row.hardware == 'CPU, 2 threads, Test <CPU> × 2 cores'
+        assert row.training_seconds > 0
+        assert row.device_hours > 0
 
 
 def test_with_influences_the_interval_covers_other_examples(archive):
