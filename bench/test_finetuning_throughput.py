@@ -27,13 +27,13 @@ from transformers import (
 from bench.machine import skip_if_slow
 from maelm_composer.checkpoints.huggingface import import_encoder
 from maelm_composer.checkpoints.pretrained import build_encoder, place_encoder
-from maelm_composer.config import FinetuningConfig, Precision, TaskDataConfig, TaskSource
+from maelm_composer.config import FinetuningConfig, Precision, SpanConfig, TaskDataConfig, TaskSource
 from maelm_composer.data.special_tokens import PAD_ID
 from maelm_composer.device import find_device, keep_freed_memory
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.tasks.catalogue import find_task
-from maelm_composer.tasks.examples import Inputs, encode_texts
+from maelm_composer.tasks.examples import Inputs, encode
 from maelm_composer.tasks.sources import load_task_data
 
 VOCAB, LAYERS, SIZE, HEADS, LENGTH, BATCH, EXAMPLES, ROUNDS = 8192, 6, 256, 4, 512, 32, 640, 3
@@ -111,7 +111,7 @@ def test_finetuning_throughput(benchmark: Callable, record: Callable, tmp_path: 
     task = find_task('mnli' if folder else 'demo_pair')
     data = load_task_data(task, data_config)
     tokenizer = train_tokenizer([text for example in data.train for text in example.texts])
-    inputs = encode_texts(data.train, task, tokenizer, LENGTH)
+    inputs = encode(data.train, task, tokenizer, LENGTH, SpanConfig())
     ours, peers, shares = [], [], []
 
     def run_round() -> None:

@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from typing import Any
 
 import psutil
@@ -25,8 +25,9 @@ DEAD = 'a server process of Ray has died, most likely because memory ran out: th
 def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
     """Connect this process to Ray, without Ray's log output, while the body runs. An open connection is left as it is.
 
-    A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15. A Ray on this
-    machine may use ``num_cpus`` CPUs; None: every core that this process may use.
+    A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15. The death of a
+    server that this process has started ends the process with one line and exit code 2. A Ray on this machine may use
+    ``num_cpus`` CPUs; None: every core that this process may use.
 
     Raises:
         InputError: no cluster answers at ``RAY_ADDRESS``, or this machine is too busy to start Ray.
@@ -38,7 +39,7 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         return
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # sends no usage statistics
     os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # Ray's future default; Ray warns if it is not set
-    before, received = signal.getsignal(signal.SIGTERM), []
+    before, received, is_over = signal.getsignal(signal.SIGTERM), [], threading.Event()
 
     def stop(number: int, frame: object) -> None:
         received.append(number)
@@ -49,6 +50,8 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         _init_ray(num_cpus)
         if is_main:
             signal.signal(signal.SIGTERM, stop)
+        if hasattr(os, 'pidfd_open'):  # Linux
+            threading.Thread(target=_watch_servers, args=(is_over,), daemon=True).start()
         yield
     except SystemExit as ending:
         # Ray's own handler ends with 15 while Ray starts, and Ray's calls turn every SystemExit into one of code 1.
@@ -56,38 +59,27 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
     finally:
+        is_over.set()
         ray.shutdown()
         if is_main:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-@contextlib.contextmanager
-def ending_with_ray() -> Iterator[None]:
-    """End this process with one line and exit code 2 if, during the body, a server of a Ray that it has started dies.
+def _watch_servers(is_over: threading.Event) -> None:
+    """End this process if a server that it has started dies before ``is_over``.
 
     No exception can be raised: Ray itself ends the process, without a word, as soon as its object store is gone.
     """
-    is_over = threading.Event()
-
-    def watch() -> None:
-        poller, descriptors = select.poll(), []
-        for process in _list_servers():
-            with contextlib.suppress(ProcessLookupError):
-                descriptors.append(os.pidfd_open(process.pid))
-                poller.register(descriptors[-1], select.POLLIN)
-        while descriptors and not is_over.is_set():
-            if poller.poll(1000) and not is_over.is_set():
-                tqdm.write(f'error: {DEAD}', file=sys.stderr)
-                os._exit(2)
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-    if hasattr(os, 'pidfd_open'):  # Linux
-        threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        is_over.set()
+    descriptors = []
+    for process in _list_servers():
+        with contextlib.suppress(ProcessLookupError):
+            descriptors.append(os.pidfd_open(process.pid))
+    while descriptors and not is_over.is_set():
+        if wait(descriptors, timeout=1) and not is_over.is_set():
+            tqdm.write(f'error: {DEAD}', file=sys.stderr)
+            os._exit(2)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _list_servers() -> list[psutil.Process]:
@@ -102,21 +94,29 @@ def _list_servers() -> list[psutil.Process]:
 
 
 def _init_ray(num_cpus: int | None) -> None:
+    """Join the cluster at ``RAY_ADDRESS``, or start Ray here, once more if it did not start within its own 30 s."""
     import ray
 
     # Ray would print the last lines of a dead server's log. Its option log_to_driver does not cover them.
     ray._private.worker._worker_logs_enabled = False
     quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
-    address = os.environ.get('RAY_ADDRESS')
-    if address is not None:
+    if (address := os.environ.get('RAY_ADDRESS')) is not None:
         _assert_answers(address)
         try:
             ray.init(**quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise InputError(f'RAY_ADDRESS {address}: {error}') from None
-    else:
-        cores = len(os.sched_getaffinity(0))
-        _start_ray(address='local', num_cpus=num_cpus or cores, include_dashboard=False, **quiet)
+        return
+    num_cpus = num_cpus or len(os.sched_getaffinity(0))
+    for _ in range(2):
+        try:
+            ray.init(address='local', num_cpus=num_cpus, include_dashboard=False, **quiet)
+            return
+        except Exception as error:  # Ray raises no narrower class
+            ray.shutdown()
+            if 'timed out during startup' not in str(error):
+                raise
+    raise InputError('Ray did not start within 30 s, twice: other processes keep this machine busy; try again')
 
 
 def _assert_answers(address: str) -> None:
@@ -130,21 +130,6 @@ def _assert_answers(address: str) -> None:
         raise InputError(
             f'RAY_ADDRESS {address}: {error}; start Ray there (ray start --head), or unset RAY_ADDRESS'
         ) from None
-
-
-def _start_ray(**options: Any) -> None:
-    """``ray.init``, once more if Ray's processes did not start within the 30 s that it gives them."""
-    import ray
-
-    for _ in range(2):
-        try:
-            ray.init(**options)
-            return
-        except Exception as error:  # Ray raises no narrower class
-            ray.shutdown()
-            if 'timed out during startup' not in str(error):
-                raise
-    raise InputError('Ray did not start within 30 s, twice: other processes keep this machine busy; try again')
 
 
 def get_result(reference: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Evaluating a model on a task's whole dev sets, which are tokenised once."""
+"""Predictions of a model, and their evaluation on a task's whole dev sets, which are tokenised once."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +9,10 @@ import numpy as np
 from maelm_composer.config import FinetuningConfig, SpanConfig
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE, predict
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, Task
-from maelm_composer.tasks.examples import encode_texts, stack_windows
+from maelm_composer.tasks.catalogue import CLASSIFICATION, SPAN, Task
+from maelm_composer.tasks.examples import Inputs, encode
 from maelm_composer.tasks.metrics import compute_metrics, score_constant
-from maelm_composer.tasks.squad import Window, build_windows, predict_answers
+from maelm_composer.tasks.squad import predict_answers
 from maelm_composer.tasks.squad_metric import score_questions
 
 
@@ -21,6 +21,25 @@ class Result:
     metrics: dict[str, float]
     predictions: list[dict[str, Any]]  # one per example, in the order of the splits and their rows
     influences: dict[str, np.ndarray]  # metric -> influence of every example of its split, (examples,)
+
+
+def read_scores(
+    task: Task, examples: Sequence[Any], inputs: Inputs, scores: Sequence[np.ndarray], span: SpanConfig
+) -> list[dict[str, Any]]:
+    """A prediction for each example: ``id``, ``prediction`` and, of a class, ``scores``; a question's has other keys.
+
+    Args:
+        inputs: of ``examples``; only the windows of a span task are read.
+        scores: the model's output for each row of ``inputs``, as :func:`predict` returns them.
+    """
+    if task.kind == SPAN:
+        return predict_answers(examples, inputs.windows, scores, span)
+    return [
+        {'id': example.id, 'prediction': int(row.argmax()), 'scores': row.tolist()}
+        if task.kind == CLASSIFICATION
+        else {'id': example.id, 'prediction': task.denormalize(row.item())}
+        for example, row in zip(examples, scores, strict=True)
+    ]
 
 
 class Evaluator:
@@ -37,13 +56,7 @@ class Evaluator:
         self.task, self.examples, self.span = task, examples, span
         self.precision, self.pad_id = config.precision, tokenizer.pad_token_id
         self.batch_size = min(EVAL_BATCH_SIZE, config.device_train_microbatch_size or EVAL_BATCH_SIZE)
-        self.windows: list[list[Window]] = []  # span task: the windows of each example
-        if task.kind == SPAN:
-            (split,) = task.eval_splits
-            self.windows = list(build_windows(examples[split], tokenizer, max_seq_len, span, is_training=False))
-            self.inputs = {split: stack_windows(self.windows)[0]}
-        else:
-            self.inputs = {split: encode_texts(rows, task, tokenizer, max_seq_len) for split, rows in examples.items()}
+        self.inputs = {split: encode(rows, task, tokenizer, max_seq_len, span) for split, rows in examples.items()}
 
     def score_constant(self) -> float:
         """The task's metric for the best constant prediction."""
@@ -57,30 +70,28 @@ class Evaluator:
             split: predict(model, inputs, self.precision, self.pad_id, self.batch_size)
             for split, inputs in self.inputs.items()
         }
+        found = {
+            split: read_scores(self.task, examples, self.inputs[split], scores[split], self.span)
+            for split, examples in self.examples.items()
+        }
         if self.task.kind == SPAN:
-            return self._evaluate_span(scores[self.task.eval_splits[0]])
+            (examples,), (answers,) = self.examples.values(), found.values()
+            metrics, each = score_questions(
+                {example.id: list(example.answers_text) for example in examples},
+                {answer['id']: answer['prediction'] for answer in answers},
+                {answer['id']: answer['null_score_difference'] for answer in answers},
+            )
+            return Result(metrics, answers, {name: values - values.mean() for name, values in each.items()})
         is_classification = self.task.kind == CLASSIFICATION
         outputs = {
             split: np.array([row.argmax() if is_classification else row for row in rows])
             for split, rows in scores.items()
         }
         labels = {split: np.array([example.label for example in rows]) for split, rows in self.examples.items()}
-        rescale: Callable[[float], float] = self.task.denormalize if self.task.kind == REGRESSION else int
-        predictions = [
-            {'split': split, 'id': example.id, 'label': example.label, 'prediction': rescale(output.item())}
-            | ({'scores': row.tolist()} if is_classification else {})
-            for split in self.examples
-            for example, output, row in zip(self.examples[split], outputs[split], scores[split], strict=True)
-        ]
         metrics, influences = compute_metrics(self.task, outputs, labels)
+        predictions = [
+            {'split': split, 'id': example.id, 'label': example.label} | prediction
+            for split, examples in self.examples.items()
+            for example, prediction in zip(examples, found[split], strict=True)
+        ]
         return Result(metrics, predictions, influences)
-
-    def _evaluate_span(self, scores: list[np.ndarray]) -> Result:
-        examples = self.examples[self.task.eval_splits[0]]
-        answers = predict_answers(examples, self.windows, scores, self.span)
-        metrics, each = score_questions(
-            {example.id: list(example.answers_text) for example in examples},
-            {answer['id']: answer['prediction'] for answer in answers},
-            {answer['id']: answer['null_score_difference'] for answer in answers},
-        )
-        return Result(metrics, answers, {name: values - values.mean() for name, values in each.items()})

@@ -11,13 +11,13 @@ from maelm_composer.config import Precision, SpanConfig, TaskKind
 from maelm_composer.device import find_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
+from maelm_composer.finetuning.evaluation import read_scores
 from maelm_composer.finetuning.fit import predict
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.precision import choose, tell
 from maelm_composer.tasks.catalogue import CLASSIFICATION, SPAN, TASKS, Task
-from maelm_composer.tasks.examples import encode_texts, fit_span, stack_windows
+from maelm_composer.tasks.examples import encode, fit_span
 from maelm_composer.tasks.sources import read_unlabelled
-from maelm_composer.tasks.squad import build_windows, predict_answers
 
 FORMATS = '.jsonl (every row with its scores), .tsv (a GLUE submission) or .json (a SQuAD 2.0 submission)'
 
@@ -49,22 +49,15 @@ def predict_file(
     encoder = place_encoder(pretrained.encoder, find_device())
     model = FinetuningModel(encoder, pretrained.hidden_size, task, dropout=0.0, seed=0).to(find_device())
     model.head.load_state_dict(read_weights(found, 'head.')[0])
-    tokenizer, pad_id = pretrained.tokenizer, int(pretrained.tokenizer.pad_token_id)
     max_seq_len = description.get('max_seq_len', pretrained.max_seq_len)
-    predictions: list[dict[str, Any]]
-    if task.kind == SPAN:
-        span = fit_span(SpanConfig(**description.get('span', {})), max_seq_len)
-        windows = list(build_windows(rows, tokenizer, max_seq_len, span, is_training=False))
-        scores = predict(model, stack_windows(windows)[0], choice.precision, pad_id)
-        predictions = predict_answers(rows, windows, scores, span)
-    else:
-        scores = predict(model, encode_texts(rows, task, tokenizer, max_seq_len), choice.precision, pad_id)
+    span = fit_span(SpanConfig(**description.get('span', {})), max_seq_len)
+    inputs = encode(rows, task, pretrained.tokenizer, max_seq_len, span)
+    scores = predict(model, inputs, choice.precision, int(pretrained.tokenizer.pad_token_id))
+    predictions = read_scores(task, rows, inputs, scores, span)
+    if task.kind == CLASSIFICATION:
         predictions = [
-            {'id': row.id, 'prediction': (label := int(score.argmax()))}
-            | {'name': task.label_names[label], 'scores': score.tolist()}
-            if task.kind == CLASSIFICATION
-            else {'id': row.id, 'prediction': task.denormalize(float(score))}
-            for row, score in zip(rows, scores, strict=True)
+            {'id': p['id'], 'prediction': p['prediction'], 'name': task.label_names[p['prediction']]} | p
+            for p in predictions
         ]
     write_text(target, _format(task, predictions, target.suffix, threshold))
     return len(predictions)

@@ -19,7 +19,7 @@ from maelm_composer.finetuning.evaluation import Evaluator, Result
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.identity import check_names, describe_run, run_key
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.rank_curve import rank_of_inputs
+from maelm_composer.finetuning.rank_curve import measure_last_layer
 from maelm_composer.precision import choose_in, tell
 from maelm_composer.records import (
     Evaluation,
@@ -31,9 +31,8 @@ from maelm_composer.records import (
     write_record,
 )
 from maelm_composer.tasks.catalogue import SPAN, find_task
-from maelm_composer.tasks.examples import encode_texts, fit_span, stack_windows
+from maelm_composer.tasks.examples import encode, fit_span
 from maelm_composer.tasks.sources import load_task_data
-from maelm_composer.tasks.squad import build_windows
 
 
 def load_encoder(config: FinetuningConfig) -> Pretrained:
@@ -72,15 +71,11 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
 
     keep_freed_memory()
     max_seq_len = min(config.max_seq_len, pretrained.max_seq_len)
-    span, tokenizer, num_left_out = fit_span(config.span, max_seq_len), pretrained.tokenizer, 0
-    if task.kind == SPAN:
-        windows = build_windows(data.train, tokenizer, max_seq_len, span, is_training=True)
-        inputs, num_left_out = stack_windows(windows)
-    else:
-        inputs = encode_texts(data.train, task, tokenizer, max_seq_len)
+    span, tokenizer = fit_span(config.span, max_seq_len), pretrained.tokenizer
+    inputs = encode(data.train, task, tokenizer, max_seq_len, span, is_training=True)
     if len(inputs) == 0:
         raise InputError(
-            f'{task.name}: no training row is left: the contexts of {num_left_out} do not contain their answers'
+            f'{task.name}: no training row is left: the contexts of {inputs.num_left_out} do not contain their answers'
         )
     evaluator = Evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
     device = find_device()
@@ -93,7 +88,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
 
     # PAPER-SILENT: the rank over which tokens, and how often. Here the real tokens of the first dev set, every epoch.
     def observe(epoch: int) -> None:
-        rank = rank_of_inputs(model.encoder, dev_inputs, specials, tokenizer.pad_token_id)
+        rank = measure_last_layer(model.encoder, dev_inputs, specials, tokenizer.pad_token_id)
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
 
     with explain_memory(config.device_train_microbatch_size or config.batch_size, 'device_train_microbatch_size'):
@@ -117,13 +112,10 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         best_step=best.step,
         effective_rank=rank_curve[-1].effective_rank if rank_curve else None,  # of the last weights
         rank_curve=rank_curve,
-        steps=report.steps,
-        train_loss=report.train_loss,
-        train_examples=len(data.train) - num_left_out,
-        answers_not_in_context=num_left_out,
-        padded_share=report.padded_share,
+        train_examples=len(data.train) - inputs.num_left_out,
+        answers_not_in_context=inputs.num_left_out,
         examples_per_second=len(inputs) * config.max_epochs / report.training_seconds,
-        training_seconds=report.training_seconds,
+        **vars(report),
         evaluation_seconds=best.seconds,
         device_hours=(report.training_seconds + best.seconds) * devices / 3600,
         device=name_device(),

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from statistics import median, stdev
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -31,44 +30,24 @@ class Standing:
 
 
 class Progress:
-    """Shows finished and remaining runs on standard error while the body of the ``with`` runs."""
+    """Finished and remaining runs on standard error. The table is drawn while ``with progress.live`` runs."""
 
     def __init__(self, list_standings: Callable[[], list[Standing]]) -> None:
         self.list_standings = list_standings
-        self.start = time.monotonic()
-        self.cost_at_start = 0.0
-        self.live: Live | None = None
-
-    def __enter__(self) -> 'Progress':
-        self.cost_at_start = sum(standing.cost_done for standing in self.list_standings())
-        if sys.stderr.isatty():
-            console = Console(stderr=True)
-            # No thread refreshes the table, as it would read records while the sweep changes them.
-            self.live = Live(console=console, get_renderable=self._build_table, auto_refresh=False, transient=True)
-            self.live.start()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.live is not None:
-            self.live.stop()
-
-    def refresh(self) -> None:
-        """Redraw the live table, if there is one."""
-        if self.live is not None:
-            self.live.refresh()
+        self.start, self.cost_at_start = time.monotonic(), sum(standing.cost_done for standing in list_standings())
+        self.is_live = sys.stderr.isatty()
+        console = Console(stderr=True, force_terminal=self.is_live, highlight=False, markup=False, emoji=False)
+        # No thread refreshes the table, as it would read records while the sweep changes them.
+        self.live = Live(console=console, get_renderable=self._build_table, auto_refresh=False, transient=True)
 
     def announce(self, record: Finetuning) -> None:
         """Print a line for a run that has ended; beside a live table only for a failure."""
-        if self.live is not None and isinstance(record, FinetuningRecord):
+        if self.is_live and isinstance(record, FinetuningRecord):
             return
         standings = self.list_standings()
         done, total = sum(len(s.records) for s in standings), sum(s.total for s in standings)
         outcome = record.error if isinstance(record, FailedFinetuning) else f'{_percent(record.score)} %'
-        line = f'[{done}/{total}] {_name_run(record)}: {outcome}'
-        if self.live is None:
-            print(line, file=sys.stderr, flush=True)  # not through rich, which would break the line
-        else:
-            self.live.console.print(line, markup=False, emoji=False, highlight=False)
+        self.live.console.print(f'[{done}/{total}] {_name_run(record)}: {outcome}', soft_wrap=not self.is_live)
 
     def _build_table(self) -> Table:
         standings = self.list_standings()

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from filelock import SoftFileLease
 
-from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
+from maelm_composer.cluster import connect_ray, get_result
 from maelm_composer.config import FinetuningConfig, Precision
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import run_key
@@ -64,7 +64,7 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     tasks = list_tasks(config)
     for task in tasks:
         count_runs(config, task)  # raises if a task has no search space
-    with connect_ray(), ending_with_ray():
+    with connect_ray():
         _, num_gpus = _count_slots(config)
         # Each task's checkpoint and data are read once, on the machines that will make the runs.
         remote_inspect = ray.remote(num_cpus=1)(inspect_task)
@@ -105,13 +105,14 @@ class _Sweep:
         for task in self.tasks:
             self._add(task, plan_grid(self.config, task))
         try:
-            with Progress(self._list_standings) as self.progress:
+            self.progress = Progress(self._list_standings)
+            with self.progress.live:
                 self._plan_repeats()
                 while self.waiting or self.running:
                     self._submit()
                     self._collect()
                     self._plan_repeats()
-                    self.progress.refresh()
+                    self.progress.live.refresh()
         finally:  # the caller may keep using this Ray
             for reference in self.running:
                 with contextlib.suppress(Exception):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tokenizers import Encoding
 
 from maelm_composer.config import SpanConfig
 from maelm_composer.console import track
@@ -23,20 +24,13 @@ TEXTS_AT_ONCE = 2048  # questions; batches of distinct texts are tokenised four 
 
 @dataclass(frozen=True)
 class Window:
-    """One input of the model, T tokens; the passage's tokens are [passage_start, T - 1)."""
+    """One input of the model, T tokens, of which [passage_start, T - 1) are P tokens of the passage."""
 
-    input_ids: list[int]
+    input_ids: list[int]  # (T,)
     passage_start: int
-    start: int  # target: the answer's first token; 0 if the window does not contain the whole answer
-    end: int  # target: the answer's last token; 0 likewise
-    offsets: list[Any]  # (begin, end) of a token's characters in the context; None outside the passage
-    is_best_context: list[bool]  # True where no other window has more context around the token; empty in training
-
-
-@dataclass(frozen=True)
-class EncodedText:
-    input_ids: list[int]
-    offsets: list[tuple[int, int]]  # characters of the text
+    target: tuple[int, int]  # the answer's first and last token; (0, 0) if the window does not contain the whole answer
+    offsets: list[tuple[int, int]]  # (P,) first character of each token in the context, and the one after its last
+    is_best_context: list[bool]  # (P,) no other window has more context around the token; empty in training
 
 
 def build_windows(
@@ -55,7 +49,7 @@ def build_windows(
         InputError: ``max_seq_len`` leaves no room for the passage.
     """
     special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
-    texts: dict[str, EncodedText] = {}
+    texts: dict[str, Encoding] = {}
     for number, example in enumerate(track(examples, len(examples), 'tokenising', 'questions')):
         if number % TEXTS_AT_ONCE == 0:
             some = examples[number : number + TEXTS_AT_ONCE]
@@ -66,14 +60,13 @@ def build_windows(
             if answer is None:
                 yield []
                 continue
-        yield _cut(question, passage, answer, special_ids, max_seq_len, span, is_training)
+        yield _cut(question.ids, passage, answer, special_ids, max_seq_len, span, is_training)
 
 
-def tokenize_texts(texts: Sequence[str], tokenizer: Any) -> dict[str, EncodedText]:
+def tokenize_texts(texts: Sequence[str], tokenizer: Any) -> dict[str, Encoding]:
     """Text -> its tokens without special ones; repeated texts are tokenised once."""
     unique = list(dict.fromkeys(texts))
-    encodings = tokenizer.backend_tokenizer.encode_batch(unique, add_special_tokens=False)
-    return {text: EncodedText(e.ids, e.offsets) for text, e in zip(unique, encodings, strict=True)}
+    return dict(zip(unique, tokenizer.backend_tokenizer.encode_batch(unique, add_special_tokens=False), strict=True))
 
 
 def _find_answer(example: SpanExample, offsets: list[tuple[int, int]]) -> tuple[int, int] | None:
@@ -94,8 +87,8 @@ def _find_answer(example: SpanExample, offsets: list[tuple[int, int]]) -> tuple[
 
 
 def _cut(
-    question: EncodedText,
-    passage: EncodedText,
+    question_ids: list[int],
+    passage: Encoding,
     answer: tuple[int, int] | None,  # first and last token of the passage
     special_ids: tuple[int, int],
     max_seq_len: int,
@@ -103,8 +96,9 @@ def _cut(
     is_training: bool,
 ) -> list[Window]:
     cls, sep = special_ids
-    head = [cls, *question.input_ids[: span.max_query_length], sep, sep]
-    budget, length = max_seq_len - len(head) - 1, len(passage.input_ids)
+    head = [cls, *question_ids[: span.max_query_length], sep, sep]
+    ids, offsets = passage.ids, passage.offsets
+    budget, length = max_seq_len - len(head) - 1, len(ids)
     if budget < 1:
         raise InputError(
             f'max_seq_len {max_seq_len} leaves no room for the passage: question and special tokens take '
@@ -113,24 +107,15 @@ def _cut(
     # PAPER-SILENT: in short windows, the stride is reduced to half of a window's passage tokens.
     step = min(span.doc_stride, max(1, budget // 2))
     starts = range(0, max(1, length - budget + step), step)
-    best = None if is_training else _find_best_context(starts, budget, length)
+    best = np.empty(0) if is_training else _find_best_context(starts, budget, length)
     windows = []
     for index, begin in enumerate(starts):
         end = min(begin + budget, length)
         shift, target = len(head) - begin, (0, 0)
         if answer is not None and begin <= answer[0] and answer[1] < end:
             target = answer[0] + shift, answer[1] + shift
-        is_best = [] if best is None else [*[False] * len(head), *(best[begin:end] == index).tolist(), False]
-        windows.append(
-            Window(
-                input_ids=[*head, *passage.input_ids[begin:end], sep],
-                passage_start=len(head),
-                start=target[0],
-                end=target[1],
-                offsets=[*[None] * len(head), *passage.offsets[begin:end], None],
-                is_best_context=is_best,
-            )
-        )
+        is_best = (best[begin:end] == index).tolist()
+        windows.append(Window([*head, *ids[begin:end], sep], len(head), target, offsets[begin:end], is_best))
     return windows
 
 
@@ -196,17 +181,17 @@ def _find_best_text(
 
     Text and score are '' and -inf if no allowed pair spans a text.
     """
-    begin, stop = window.passage_start, len(window.input_ids) - 1
-    is_best = np.array(window.is_best_context[begin:stop], bool)
-    starts = _take_best(np.where(is_best, start[begin:stop], -np.inf), span.n_best) + begin
-    ends = _take_best(end[begin:stop], span.n_best) + begin
+    passage = slice(window.passage_start, len(window.input_ids) - 1)
+    start, end = start[passage], end[passage]
+    starts = _take_best(np.where(window.is_best_context, start, -np.inf), span.n_best)
+    ends = _take_best(end, span.n_best)
     length = ends[None, :] - starts[:, None] + 1
     rows, columns = np.nonzero((length >= 1) & (length <= span.max_answer_length))
     starts, ends = starts[rows], ends[columns]
     scores = start[starts].astype(float) + end[ends].astype(float)
     for i in np.argsort(-scores, kind='stable'):
-        first, last = window.offsets[starts[i]], window.offsets[ends[i]]
-        if text := context[first[0] : last[1]].strip():
+        (first, _), (_, last) = window.offsets[starts[i]], window.offsets[ends[i]]
+        if text := context[first:last].strip():
             return text, float(scores[i])
     return '', -np.inf
 

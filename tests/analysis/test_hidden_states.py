@@ -5,14 +5,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from maelm_composer.analysis.hidden_states import NOT_REAL, View, iterate_views, split_blocks
+from maelm_composer.analysis.hidden_states import View, iterate_views, split_blocks
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.config import DataConfig
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.batching import FinetuningBatch
-from maelm_composer.finetuning.rank_curve import rank_of_encoder
 
 
 @pytest.fixture(scope='module')
@@ -120,29 +118,3 @@ def test_padding_is_no_token(source):
         is_padding = piece.segment_ids == 0
         assert (piece.plain_ids[is_padding] == PAD_ID).all()
         assert not piece.is_real[is_padding].any()
-
-
-def test_rank_of_encoder_is_that_of_its_last_states(source, pretrained):
-    encoder = pretrained.encoder
-    rows, batches = [], []
-    for view in views_of(source, is_packed=False):
-        with torch.inference_mode():
-            *_, last = encoder.layer_states(view.plain_ids, view.position_ids, view.segment_ids)
-        rows.append(last[view.is_real])
-        ids = view.plain_ids.masked_fill(view.segment_ids == 0, 100)  # padding, whatever its id
-        batches.append(FinetuningBatch(ids, view.position_ids, view.segment_ids, torch.zeros(len(ids))))
-    squares = torch.linalg.svdvals(torch.cat(rows).double()).square()
-    wanted = int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
-    encoder.train()
-    assert rank_of_encoder(encoder, batches, NOT_REAL) == wanted
-    assert encoder.training
-    encoder.eval()
-    assert 1 < wanted < encoder.token_embeddings.weight.shape[1]
-
-
-def test_rank_of_encoder_without_tokens_is_refused(pretrained):
-    only_specials = torch.tensor([NOT_REAL])
-    batch = FinetuningBatch(only_specials, only_specials, torch.ones(1, 3).long(), torch.zeros(1))
-    for batches in ([], [batch]):
-        with pytest.raises(InputError, match='0 rows'):
-            rank_of_encoder(pretrained.encoder, batches, NOT_REAL)

@@ -2,17 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from maelm_composer.checkpoints.pretrained import load_pretrained
+from maelm_composer.errors import InputError
 from maelm_composer.finetuning import rank_curve
 from maelm_composer.finetuning.batching import collate
 from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.rank_curve import rank_of_inputs
+from maelm_composer.finetuning.rank_curve import measure_last_layer
 from maelm_composer.finetuning.run import finetune
 from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.tasks.examples import Inputs
 from maelm_composer.tasks.sources import load_task_data
 
 
@@ -33,7 +36,7 @@ def test_a_curve_has_a_point_before_the_first_epoch_and_after_each(name, configu
     assert predictions[0].read_text() == predictions[1].read_text()
 
 
-def test_the_first_point_is_the_checkpoints_own_and_the_encoder_is_left_in_its_mode(configure, monkeypatch):
+def test_the_first_point_is_the_checkpoints_own(configure, monkeypatch):
     config, task = configure('rte', max_epochs=1, measures_rank=True), find_task('rte')
     record = finetune(config)
     pretrained = load_pretrained(config.checkpoint)
@@ -49,12 +52,14 @@ def test_the_first_point_is_the_checkpoints_own_and_the_encoder_is_left_in_its_m
     wanted = int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
     assert record.rank_curve[0].effective_rank == wanted
     model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, 0.1, seed=1).train()
-    assert rank_of_inputs(model.encoder, inputs, (0, 1, 2), pad_id=1) == wanted
-    assert model.encoder.training
+    assert measure_last_layer(model.encoder, inputs, (0, 1, 2), pad_id=1) == wanted
 
     total = sum(inputs.lengths)
     monkeypatch.setattr(rank_curve, 'MAX_TOKENS', total // 2 + 1)  # every second row
     seen = []
     monkeypatch.setattr(rank_curve, 'collate', lambda i, rows, pad_id: seen.extend(rows) or collate(i, rows, pad_id))
-    rank_of_inputs(model.encoder, inputs, (0, 1, 2), pad_id=1)
+    measure_last_layer(model.encoder, inputs, (0, 1, 2), pad_id=1)
     assert sorted(seen) == list(range(0, len(inputs), 2))
+
+    with pytest.raises(InputError, match='0 rows'):
+        measure_last_layer(model.encoder, Inputs([np.array([0, 2])], np.zeros(1)), (0, 1, 2), pad_id=1)

@@ -8,9 +8,8 @@ from maelm_composer.config import SpanConfig, TaskDataConfig, TaskSource, Tokeni
 from maelm_composer.data.tokenizer import train_tokenizer
 from maelm_composer.finetuning.batching import measure_padding, order_by_length
 from maelm_composer.tasks.catalogue import GLUE, TASKS
-from maelm_composer.tasks.examples import encode_texts, stack_windows
+from maelm_composer.tasks.examples import encode
 from maelm_composer.tasks.sources import load_task_data
-from maelm_composer.tasks.squad import build_windows
 
 FOLDER = os.environ.get('MAELM_DATA')
 pytestmark = pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder of real tasks')
@@ -47,11 +46,8 @@ def tokenizer() -> OneTokenizer:
 def test_hardly_anything_is_computed_for_padding(name, tokenizer):
     data = load_task_data(TASKS[name], TaskDataConfig(TaskSource.files, FOLDER, NUM_TRAIN))
     assert len(data.evaluation[TASKS[name].eval_splits[0]]) == DEV_ROWS.get(name, pytest.approx(24_000, rel=0.7))
-    if TASKS[name].kind == 'span':
-        inputs, num_left_out = stack_windows(build_windows(data.train[:3000], tokenizer, 512, SpanConfig(), True))
-        assert num_left_out < 30
-    else:
-        inputs = encode_texts(data.train, TASKS[name], tokenizer, 512)
+    inputs = encode(data.train, TASKS[name], tokenizer, 512, SpanConfig(), is_training=True)
+    assert inputs.num_left_out < 0.01 * len(data.train)
     lengths = inputs.lengths
     assert max(lengths) <= 512
     for size in (16, 32):

@@ -56,11 +56,12 @@ def test_one_seed_has_no_spread_and_too_few_tasks_no_average(capsys):
 
 def test_where_nobody_looks_on_it_is_a_line_a_run(capsys):
     done = []
-    with Progress(lambda: [Standing(find_task('rte'), 68, done, 1, 5.0, 1.0)]) as progress:
+    progress = Progress(lambda: [Standing(find_task('rte'), 68, done, 1, 5.0, 1.0)])
+    with progress.live:
         for record in (make_record('rte', 0.6), make_record('rte', None, seed=2)):
             done.append(record)
             progress.announce(record)
-            progress.refresh()
+            progress.live.refresh()
     assert capsys.readouterr().err.splitlines() == [
         '[1/68] rte, lr 2e-05, batch 16, epochs 3, warm-up 0.06, seed 1: 60.00 %',
         '[2/68] rte, lr 2e-05, batch 16, epochs 3, warm-up 0.06, seed 2: the loss is not finite at step [3]',
@@ -83,11 +84,12 @@ def test_on_a_terminal_it_is_a_table_and_a_line_only_for_a_failure(monkeypatch):
         monkeypatch.setattr('sys.stderr', terminal)
         for name, value in (('TERM', 'xterm'), ('COLUMNS', '120'), ('NO_COLOR', '1')):
             monkeypatch.setenv(name, value)
-        with Progress(lambda: [Standing(find_task('rte'), 68, done, 2, 66.0, 1.0 * len(done))]) as progress:
+        progress = Progress(lambda: [Standing(find_task('rte'), 68, done, 2, 66.0, 1.0 * len(done))])
+        with progress.live:
             for record in (make_record('rte', 0.6), make_record('rte', 0.7), make_record('rte', None, 3)):
                 done.append(record)
                 progress.announce(record)
-            progress.refresh()
+            progress.live.refresh()
     lines = [re.sub(r'\x1b\[[^A-Za-z]*[A-Za-z]', '', line).strip() for line in read_to_the_end(master).splitlines()]
     assert [line for line in lines if line.startswith('[')] == [
         '[3/68] rte, lr 2e-05, batch 16, epochs 3, warm-up 0.06, seed 3: the loss is not finite at step [3]'

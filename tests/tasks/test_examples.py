@@ -9,9 +9,8 @@ from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import SpanConfig
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID
 from maelm_composer.tasks.catalogue import TASKS
-from maelm_composer.tasks.examples import _join, encode_texts, fit_span, stack_windows
+from maelm_composer.tasks.examples import _join, encode, fit_span
 from maelm_composer.tasks.sources import SpanExample, TextExample
-from maelm_composer.tasks.squad import build_windows
 
 
 @pytest.fixture(scope='module')
@@ -19,21 +18,21 @@ def tokenizer(checkpoint):
     return load_pretrained(str(checkpoint)).tokenizer
 
 
-def encode(texts, tokenizer, length=48, task='rte', label=1):
-    return encode_texts([TextExample('0', texts, label)], TASKS[task], tokenizer, length)
+def encode_one(texts, tokenizer, task='rte', label=1):
+    return encode([TextExample('0', texts, label)], TASKS[task], tokenizer, 48, SpanConfig())
 
 
 def test_layout_is_that_of_the_tokenizers_template(tokenizer):
     for texts in (('the boy sees a house',), ('the boy', 'walks to town'), ('', 'dog'), ('',)):
-        (ids,) = encode(texts, tokenizer).input_ids
+        (ids,) = encode_one(texts, tokenizer).input_ids
         assert ids.tolist() == tokenizer(*texts)['input_ids']
-    (ids,) = encode(('the', 'dog'), tokenizer).input_ids
+    (ids,) = encode_one(('the', 'dog'), tokenizer).input_ids
     the, dog = (tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids for text in ('the', 'dog'))
     assert ids.tolist() == [CLS_ID, *the, SEP_ID, SEP_ID, *dog, SEP_ID]
 
 
 def test_special_tokens_in_the_text_are_text(tokenizer):
-    (ids,) = encode(('[MASK] [SEP]',), tokenizer).input_ids
+    (ids,) = encode_one(('[MASK] [SEP]',), tokenizer).input_ids
     assert SEP_ID not in ids[:-1]
     assert len(tokenizer) - 1 not in ids
 
@@ -51,8 +50,8 @@ def test_the_longer_text_loses_first(first, second, length):
 
 
 def test_targets(tokenizer):
-    assert encode(('a', 'b'), tokenizer, task='stsb', label=4.5).targets.tolist() == pytest.approx([0.9])
-    assert encode(('a', 'b'), tokenizer).targets.dtype == np.int64
+    assert encode_one(('a', 'b'), tokenizer, task='stsb', label=4.5).targets.tolist() == pytest.approx([0.9])
+    assert encode_one(('a', 'b'), tokenizer).targets.dtype == np.int64
 
 
 def test_windows_and_answers_that_are_not_there(tokenizer):
@@ -62,9 +61,8 @@ def test_windows_and_answers_that_are_not_there(tokenizer):
         SpanExample('b', 'how is it', context, ('cold',), (3,)),
         SpanExample('c', 'how is it', context, (), ()),
     ]
-    inputs, num_left_out = stack_windows(build_windows(examples, tokenizer, 48, SpanConfig(), is_training=True))
-    assert num_left_out == 1
-    assert len(inputs) == 2
+    inputs = encode(examples, TASKS['squad2'], tokenizer, 48, SpanConfig(), is_training=True)
+    assert (len(inputs), inputs.num_left_out, inputs.windows) == (2, 1, [])
     (start, end), nothing = inputs.targets.tolist()
     assert nothing == [0, 0]
     assert tokenizer.decode(inputs.input_ids[0][start : end + 1]).strip() == 'warm'

@@ -44,8 +44,9 @@ def build(tokenizer, *example, max_seq_len=512, question='Who?', is_training=Tru
     return windows
 
 
-def say(window, text=CONTEXT):
-    return text[window.offsets[window.start][0] : window.offsets[window.end][1]]
+def say(window):
+    first, last = (window.offsets[token - window.passage_start] for token in window.target)
+    return CONTEXT[first[0] : last[1]]
 
 
 def passage_of(window):
@@ -55,10 +56,9 @@ def passage_of(window):
 def test_the_layout(tokenizer):
     (window,) = build(tokenizer)
     question, passage = (tokenize_texts([text], tokenizer)[text] for text in ('Who?', CONTEXT))
-    assert window.input_ids == [CLS, *question.input_ids, SEP, SEP, *passage.input_ids, SEP]
-    assert passage_of(window) == passage.input_ids
-    assert [o for o in window.offsets if o] == passage.offsets
-    assert window.offsets[: window.passage_start] == [None] * window.passage_start
+    assert window.input_ids == [CLS, *question.ids, SEP, SEP, *passage.ids, SEP]
+    assert passage_of(window) == passage.ids
+    assert window.offsets == passage.offsets
 
 
 @pytest.mark.parametrize('max_seq_len', [24, 64, 65, 100, 512])
@@ -73,9 +73,9 @@ def test_a_window_is_never_too_long_and_the_windows_lose_nothing(tokenizer, max_
     seen = []
     for i, window in enumerate(windows):
         first = i * step
-        assert passage_of(window) == passage.input_ids[first : first + max_seq_len - 13]
+        assert passage_of(window) == passage.ids[first : first + max_seq_len - 13]
         seen = seen[:first] + passage_of(window)
-    assert seen == passage.input_ids
+    assert seen == passage.ids
 
 
 def test_a_row_without_room_for_the_passage_is_refused(tokenizer):
@@ -93,20 +93,21 @@ def test_a_target_is_the_answer(tokenizer, answer):
 def test_a_target_is_in_the_windows_that_hold_it_whole(tokenizer):
     answer = 'a region in France'  # not in the first window, nor in the last
     windows = build(tokenizer, answer, max_seq_len=40, doc_stride=1)
-    holds = [window.end > 0 for window in windows]
+    holds = [window.target != (0, 0) for window in windows]
     (whole,) = build(tokenizer, answer)
-    wanted = whole.input_ids[whole.start : whole.end + 1]
+    first, last = whole.target
+    wanted = whole.input_ids[first : last + 1]
     for window, is_target in zip(windows, holds, strict=True):
         text = passage_of(window)
         is_inside = any(text[i : i + len(wanted)] == wanted for i in range(len(text)))
         assert is_target == is_inside
-        assert (window.start, window.end) == (0, 0) or say(window) == answer
+        assert not is_target or say(window) == answer
     assert set(holds) == {True, False}
 
 
 def test_no_answer_and_evaluation_have_no_target(tokenizer):
     for windows in (build(tokenizer), build(tokenizer, 'France', is_training=False)):
-        assert [(w.start, w.end) for w in windows] == [(0, 0)] * len(windows)
+        assert [window.target for window in windows] == [(0, 0)] * len(windows)
 
 
 def test_white_space_and_a_start_nearby_are_tolerated(tokenizer):
@@ -114,7 +115,7 @@ def test_white_space_and_a_start_nearby_are_tolerated(tokenizer):
     assert say(window) == 'Ålesund  and\nSão'
     repeated = 'the the the the the the the the the the the the'
     (window,) = build(tokenizer, 'the', 20, context=repeated)
-    assert window.offsets[window.start][0] in (20, 19)
+    assert window.offsets[window.target[0] - window.passage_start][0] in (20, 19)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +139,13 @@ def test_all_at_once_is_one_by_one(tokenizer, is_training):
 @pytest.mark.parametrize('doc_stride', [9, 10])  # ties fall elsewhere
 def test_one_window_shows_most_around_each_token(tokenizer, doc_stride):
     windows = build(tokenizer, max_seq_len=48, is_training=False, doc_stride=doc_stride)
-    begin = windows[0].passage_start
-    passage = tokenize_texts([CONTEXT], tokenizer)[CONTEXT].input_ids
+    passage = tokenize_texts([CONTEXT], tokenizer)[CONTEXT].ids
     places = [[] for _ in passage]  # of every token: (room, is best) in each window
     for i, window in enumerate(windows):
         length = len(passage_of(window))
         for j in range(length):
             room = min(j, length - 1 - j) + 0.01 * length
-            places[i * doc_stride + j].append((room, window.is_best_context[begin + j]))
+            places[i * doc_stride + j].append((room, window.is_best_context[j]))
     for token in places:
         assert sum(is_best for _, is_best in token) == 1
         assert max(token)[0] == next(room for room, is_best in token if is_best)
@@ -164,8 +164,9 @@ def test_prediction_equals_brute_force(tokenizer):
         start, end = ([generator.normal(size=60) for _ in windows] for _ in range(2))
         best = []
         for window, s, e in zip(windows, start, end, strict=True):
-            for i in range(window.passage_start, len(window.input_ids) - 1):
-                for j in range(i, min(i + 7, len(window.input_ids) - 1)):
+            s, e = s[window.passage_start :], e[window.passage_start :]
+            for i in range(len(window.offsets)):
+                for j in range(i, min(i + 7, len(window.offsets))):
                     if window.is_best_context[i]:
                         text = CONTEXT[window.offsets[i][0] : window.offsets[j][1]].strip()
                         best.append((s[i] + e[j], text))
@@ -186,7 +187,7 @@ def test_only_the_best_starts_and_ends_are_paired(tokenizer):
     one = predict([window], [start], [end], n_best=1)
     assert one['prediction'] == ''  # the best end lies before the best start
     two = predict([window], [start], [end], n_best=2)
-    assert two['prediction'] == CONTEXT[window.offsets[first + 2][0] : window.offsets[first + 4][1]]
+    assert two['prediction'] == CONTEXT[window.offsets[2][0] : window.offsets[4][1]]
     assert two['null_score_difference'] == -18 - 10
 
 
@@ -221,7 +222,7 @@ def test_real_answers_are_found_and_scored(tokenizer):
     targets = list(build_windows(examples, tokenizer, 384, span, is_training=True))
     windows = list(build_windows(examples, tokenizer, 384, span, is_training=False))
     at = np.arange(384)[:, None]
-    scores = [np.where(at == (w.start, w.end), 10.0, 0.0) for of_example in targets for w in of_example]
+    scores = [np.where(at == w.target, 10.0, 0.0) for of_example in targets for w in of_example]
     predictions = predict_answers(examples, windows, scores, span)
     right = 0
     for example, prediction in zip(examples, predictions, strict=True):
