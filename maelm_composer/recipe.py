@@ -6,8 +6,8 @@ it was loaded.
 
 import dataclasses
 import difflib
-import enum
 import itertools
+import json
 import math
 import operator
 import re
@@ -84,21 +84,8 @@ def to_yaml(config: CorpusConfig | PretrainingConfig | FinetuningConfig) -> str:
 
 def to_plain(config: Any) -> dict[str, Any]:
     """The config as nested dicts and lists that JSON can hold; an Enum becomes its member name."""
-    return {field.name: _to_plain(getattr(config, field.name), field.type) for field in dataclasses.fields(config)}
-
-
-def _to_plain(value: Any, annotation: Any) -> Any:
-    """``value`` of a field with this annotation; an int in a float field becomes a float, so 1 and 1.0 hash equally."""
-    if dataclasses.is_dataclass(value):
-        return to_plain(value)
-    if isinstance(value, enum.Enum):
-        return value.name
-    inner = get_args(annotation)
-    if isinstance(value, list):
-        return [_to_plain(item, inner[0]) for item in value]
-    if isinstance(value, dict):
-        return {key: _to_plain(item, inner[1]) for key, item in value.items()}
-    return float(value) if float in (annotation, *inner) and value is not None else value
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=lambda member: member.name))
+    return plain
 
 
 def hash_config(config: Any) -> str:

@@ -254,7 +254,7 @@ def test_plain_values_are_those_of_omegaconf(load, write):
         load('training.loggers=[wandb]', 'training.extends=[20480000]', 'optimizer.clip_norm=2'),
         load_config(CorpusConfig, [write('corpus', {'remote': 'r', 'sources': sources})]),
         load_config(FinetuningConfig, [write('tuning', {'checkpoint': 'c'} | tuning)]),
-        FinetuningConfig(checkpoint='c', learning_rate=1, weight_decay=0),
+        load_config(FinetuningConfig, [write('whole', {'checkpoint': 'c', 'learning_rate': 1, 'weight_decay': 0})]),
         load_config(SuiteConfig, ['yamls/suite/ladder.yaml']),
     ]
     for config in configs:

@@ -98,7 +98,7 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
     parent, _, name = uri.rpartition('/')
     run = parent if is_remote and name == LATEST else uri
     if RECIPE in names or run != uri:
-        newest = _read_latest(run)
+        newest = read_latest(run)
         if newest is None:
             raise InputError(f'{run} holds no checkpoint yet')
         return EncoderFolder(join(run, newest), run)
@@ -107,9 +107,18 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
     return None
 
 
+def read_latest(run: str) -> str | None:
+    """Name of the newest complete checkpoint of a pretraining run; None if there is none yet."""
+    if is_s3(run):
+        content = read_file(join(run, LATEST))
+        return None if content is None else content.decode().strip()
+    link = Path(run, LATEST)
+    return os.readlink(link) if link.is_symlink() else None
+
+
 def list_checkpoints(run: str) -> list[EncoderFolder]:
     """The checkpoints of a pretraining run, oldest first; a later one than ``latest`` may be incomplete."""
-    newest = _read_latest(run) or ''
+    newest = read_latest(run) or ''
     found = {name.split('/')[0] for name in list_names(run, recursive=True)}
     names = sorted(name for name in found if name.startswith(CHECKPOINT_PREFIX) and name <= newest)
     return [EncoderFolder(join(run, name), run) for name in names]
@@ -149,14 +158,6 @@ def read_recipe(checkpoint: EncoderFolder) -> PretrainingConfig:
     assert checkpoint.run is not None
     with _as_local_file(join(checkpoint.run, RECIPE)) as path:
         return load_config(PretrainingConfig, [str(path)])
-
-
-def _read_latest(run: str) -> str | None:
-    if is_s3(run):
-        content = read_file(join(run, LATEST))
-        return None if content is None else content.decode().strip()
-    link = Path(run, LATEST)
-    return os.readlink(link) if link.is_symlink() else None
 
 
 @contextlib.contextmanager

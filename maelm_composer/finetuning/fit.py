@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_linear_schedule_with_warmup
 
 from maelm_composer.config import EvaluationProtocol, FinetuningConfig, OptimizerConfig, Precision
 from maelm_composer.console import track
@@ -23,7 +23,6 @@ from maelm_composer.finetuning.batching import collate, measure_padding, order_b
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.tasks.examples import Inputs
 from maelm_composer.training.optimizer import build_optimizer
-from maelm_composer.training.schedule import linear_warmup_and_decay
 
 EVAL_BATCH_SIZE = 64
 STEPS_BETWEEN_CHECKS = 50  # losses are read this seldom, because reading one waits for the device
@@ -62,7 +61,7 @@ def fit(
     evaluation_steps = plan_evaluations(config.evaluation, steps_per_epoch, config.max_epochs)
     settings = {name: getattr(config, name) for name in OPTIMIZER_SETTINGS}
     optimizer = build_optimizer(model.parameters(), OptimizerConfig(**settings))
-    schedule = LambdaLR(optimizer, linear_warmup_and_decay(round(config.warmup_proportion * steps), steps))
+    schedule = get_linear_schedule_with_warmup(optimizer, round(config.warmup_proportion * steps), steps)
     lengths, epochs = inputs.lengths, range(config.max_epochs)
     batches = [rows for epoch in epochs for rows in order_by_length(lengths, config.batch_size, config.seed, epoch)]
     torch.manual_seed(config.seed)

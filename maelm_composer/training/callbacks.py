@@ -1,9 +1,9 @@
-"""Composer callbacks: seeding, clipping, timing, logging and the check for divergence."""
+"""Composer callbacks: seeding, averaging and clipping of gradients, timing, logging."""
 
 import csv
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,31 @@ class BatchSeed(Callback):
         torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
 
 
-class GradientClipping(Callback):
-    """Scale the gradient to a global L2 norm of at most ``max_norm``; with 0 the norm is only measured.
+class GradientAverage(Callback):
+    """Divides sharded gradients by the number of ranks where the backend sums instead of averaging.
 
-    Composer's own clipping does not report the norm.
+    FSDP2 asks for the average, but gloo (torch 2.7) silently returns the sum. AdamW does not depend on the gradient's
+    scale, but clipping does. A test reduction before training shows what the backend does.
+    """
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        ones = state.device.tensor_to_device(torch.ones(dist.get_world_size()))
+        averaged = torch.empty_like(ones[:1])
+        torch.distributed.reduce_scatter_tensor(averaged, ones, op=torch.distributed.ReduceOp.AVG)
+        self.excess = averaged.item()
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        if self.excess != 1:
+            for parameter in state.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.excess)
+
+
+class GradientClipping(Callback):
+    """Scales the gradient to a global L2 norm of at most ``max_norm``; with 0 the norm is only measured.
+
+    Composer's own clipping does not report the norm. An infinite or NaN loss or norm raises InputError before a
+    checkpoint is saved.
     """
 
     def __init__(self, max_norm: float) -> None:
@@ -55,17 +76,10 @@ class GradientClipping(Callback):
         if self.max_norm > 0:
             clip_grads_with_norm_(parameters, self.max_norm, self.norm)
 
-
-class DivergenceStop(Callback):
-    """Raises InputError at the first loss or gradient norm that is infinite or NaN, before a checkpoint is saved."""
-
-    def __init__(self, clipping: GradientClipping) -> None:
-        self.clipping = clipping
-
     def batch_end(self, state: State, logger: Logger) -> None:
         # Composer has just copied the loss to the host, so reading the norm does not delay the device.
         at = state.timestamp
-        values = {'loss': state.total_loss_dict['loss/train/total'], 'gradient norm': self.clipping.norm.item()}
+        values = {'loss': state.total_loss_dict['loss/train/total'], 'gradient norm': self.norm.item()}
         for name, value in values.items():
             if not math.isfinite(value):
                 raise InputError(
@@ -83,7 +97,7 @@ class TrainingClock(Callback):
     ``seconds``, and ``device_seconds``, their sum over the ranks.
     """
 
-    def __init__(self, tokens_per_batch: int, seconds: float = 0.0, device_seconds: float = 0.0) -> None:
+    def __init__(self, tokens_per_batch: int, seconds: float, device_seconds: float) -> None:
         self.tokens_per_batch = tokens_per_batch
         self.seconds, self.device_seconds = seconds, device_seconds
         self.tokens_per_second = 0.0  # of the last timed batch
@@ -115,23 +129,22 @@ class TrainingClock(Callback):
 class MetricsLog(Callback):
     """Writes a row of metrics.csv per batch, before the checkpoint of that batch.
 
-    A resumed run goes on after the rows of ``resumed``, the metrics.csv in its checkpoint, so that no batch has two
-    rows.
+    A resumed run goes on after ``rows``, those of its checkpoint, so that no batch has two rows.
     """
 
-    def __init__(self, path: Path, clock: TrainingClock, clipping: GradientClipping, resumed: str) -> None:
-        self.path, self.resumed = path, resumed
+    def __init__(
+        self, path: Path, clock: TrainingClock, clipping: GradientClipping, rows: Sequence[dict[str, str]]
+    ) -> None:
+        self.path, self.rows = path, rows
         self.clock, self.clipping = clock, clipping
-        self.last_eval: dict[str, Any] = {}
+        evaluated = [row for row in rows if row['eval_loss']]
+        self.last_eval = {name: float(row[name]) for row in evaluated[-1:] for name in EVAL_COLUMNS}
         self._row: dict[str, Any] = {}
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if dist.get_global_rank() == 0:
-            rows = parse_metrics(self.resumed)
-            kept = [row for row in rows if int(row['samples']) <= state.timestamp.sample.value]
-            lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in kept)]
+            lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in self.rows)]
             write_text(self.path, ''.join(','.join(line) + '\n' for line in lines))
-            self.last_eval = find_last_eval(kept)
         dist.barrier()
 
     def batch_start(self, state: State, logger: Logger) -> None:
@@ -197,9 +210,3 @@ class Report(Callback):
 def parse_metrics(text: str) -> list[dict[str, str]]:
     """The complete rows of a metrics.csv; a last line that a kill truncated is dropped."""
     return list(csv.DictReader(text[: text.rfind('\n') + 1].splitlines()))
-
-
-def find_last_eval(rows: list[dict[str, str]]) -> dict[str, float]:
-    """The validation columns of the last validated row; empty before the first validation."""
-    evaluated = [row for row in rows if row['eval_loss']]
-    return {name: float(row[name]) for row in evaluated[-1:] for name in EVAL_COLUMNS}

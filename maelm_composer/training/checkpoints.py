@@ -27,15 +27,16 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from maelm_composer.checkpoints.find import list_checkpoints, read_latest
 from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
 from maelm_composer.config import TrainingConfig
 from maelm_composer.data.storage import Outage, OutageError
 from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask, hash_file, write_json
 from maelm_composer.training.callbacks import TrainingClock
+from maelm_composer.training.ending import Stopped, StopSignals
 from maelm_composer.training.ranks import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.signals import Stopped, StopSignals
 
 METADATA = '.metadata'  # torch's file about the tensors in the shards
 
@@ -82,7 +83,7 @@ class CheckpointSaver(Callback):
             shutil.rmtree(staged, ignore_errors=True)
             hint = ''
             with contextlib.suppress(OutageError):
-                before = self.folder.latest()
+                before = read_latest(self.folder.uri)
                 hint = f'; the previous checkpoint ({before}) is complete' if before else '; there is no previous one'
             raise InputError(f'checkpoint {name} could not be written to {self.folder.local}: {error}{hint}') from error
         self.folder.publish(staged, name)
@@ -124,11 +125,8 @@ class CheckpointSaver(Callback):
 
     def _remove_outdated(self) -> None:
         if dist.get_global_rank() == 0 and self.keep > 0:
-            latest = self.folder.latest() or ''
-            # A checkpoint after `latest` is incomplete, or the run was killed before `latest` named it.
-            complete = [name for name in self.folder.checkpoints() if name <= latest]
-            for outdated in complete[: -self.keep]:
-                self.folder.remove(outdated)
+            for outdated in list_checkpoints(self.folder.uri)[: -self.keep]:
+                self.folder.remove(Path(outdated.uri).name)
 
     def _stage(self, state: State, staged: Path) -> None:
         """Write Composer's state, the weights alone (for fine-tuning and analysis) and the progress into ``staged``."""

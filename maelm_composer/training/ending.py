@@ -1,20 +1,103 @@
-"""How a run ends before its end: it is stopped, it fails, or a rank of it is killed."""
+"""How a run ends before its end: a signal stops it, it fails, or a rank of it is killed."""
 
 import contextlib
+import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
 
+import torch
+from composer.devices import Device
 from composer.utils import dist
 
 from maelm_composer.device import LESS_MEMORY
 from maelm_composer.errors import InputError
-from maelm_composer.records import PretrainingRecord
+from maelm_composer.records import PretrainingRecord, UnfinishedPretraining
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.run_record import end_record, read_record
-from maelm_composer.training.signals import Stopped
+from maelm_composer.training.run_record import read_record
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+class Stopped(SystemExit):
+    """Ends a process whose run was stopped by a signal: exit code 128 + its number."""
+
+    def __init__(self, number: int, how: str) -> None:
+        super().__init__(128 + number)
+        self.line = f'{signal.Signals(number).name}: {how}; the same command resumes the run'
+
+
+class StopSignals:
+    """Notes a stop signal while it is installed, so that the batch being computed is not lost."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._previous: dict[int, Any] = {}
+
+    def install(self) -> None:
+        for number in STOP_SIGNALS:
+            self._previous[number] = signal.signal(number, self._note)
+
+    def restore(self) -> None:
+        """Put back the handlers from before :meth:`install`."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def agree(self, device: Device) -> int:
+        """A signal that any rank has received, else 0. Signals reach the ranks at different batches. For every rank."""
+        if dist.get_world_size() == 1:
+            return self.received
+        received = device.tensor_to_device(torch.tensor([self.received]))
+        dist.all_reduce(received, reduce_operation='MAX')
+        return int(received.item())
+
+    def _note(self, number: int, frame: Any) -> None:
+        """Note the signal. A second Ctrl-C ends the process at once.
+
+        A second SIGTERM does not: a rank may get two of them, one sent to its process group and one by the launcher.
+        """
+        self.received = number
+        if number == signal.SIGINT:
+            signal.signal(number, self._previous[number])
+
+
+def end_with_launcher() -> None:
+    """Have the kernel send this rank a SIGTERM when its launcher dies, since a killed launcher cannot send one."""
+    if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def follow_trainer(worker: int) -> None:
+    """Have a loader worker end with its trainer alone: stop signals for the whole group must not lose a batch.
+
+    A worker whose trainer was killed prints no traceback of the connection that this broke.
+    """
+    trainer = multiprocessing.parent_process()  # not the parent of the process: that may be a forkserver
+    assert trainer is not None
+
+    def end_with_trainer() -> None:
+        while signal.sigwaitinfo(STOP_SIGNALS).si_pid != trainer.pid:
+            pass
+        os._exit(0)
+
+    def report_unless_trainer_died(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, ConnectionError):
+            trainer.join(1)
+            if not trainer.is_alive():
+                return
+        sys.__excepthook__(kind, error, trace)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    threading.Thread(target=end_with_trainer, daemon=True).start()
+    sys.excepthook = report_unless_trainer_died
 
 
 @contextlib.contextmanager
@@ -30,7 +113,7 @@ def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[Non
             error = Stopped(signal.SIGINT, 'ended at once')
         line = error.line if isinstance(error, Stopped) else str(error) or type(error).__name__
         with contextlib.suppress(InputError, OSError):  # as on a full disk, which the error is about
-            end_record(folder, 'stopped' if isinstance(error, Stopped) else 'failed', line)
+            _note_ending(folder, 'stopped' if isinstance(error, Stopped) else 'failed', line)
         if isinstance(error, Stopped):
             say(line)
             raise error from None
@@ -49,17 +132,24 @@ def end_before_training(rank: int, speaks: bool) -> None:
 
 def end_after(folder: RunFolder, rank: int, speaks: bool) -> None:
     """End this rank because ``rank``, of this machine, has ended, and say why unless that rank has said so itself."""
-    record = read_record(folder)
+    record = read_record(folder.uri)
     if isinstance(record, PretrainingRecord):
         os._exit(0)
     if record is None or record.status == 'stopped':
         return
     if record.status == 'running' and speaks:
         line = f'rank {rank} was killed, most likely because memory ran out: {LESS_MEMORY}'
-        end_record(folder, 'failed', line)
+        _note_ending(folder, 'failed', line)
         print(f'error: {line}', file=sys.stderr, flush=True)
         os._exit(2)
     _end_silently()
+
+
+def _note_ending(folder: RunFolder, status: Literal['stopped', 'failed'], ending: str) -> None:
+    """Write ``ending`` to the record. Only the first rank's word is kept: the others end because of that one."""
+    record = read_record(folder.uri)
+    if isinstance(record, UnfinishedPretraining) and record.status == 'running':
+        folder.write_record(replace(record, status=status, ending=' '.join(ending.split())))
 
 
 def _end_silently() -> None:

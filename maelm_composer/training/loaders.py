@@ -14,8 +14,8 @@ from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator
 from maelm_composer.training.adapter import count_predicted
 from maelm_composer.training.checkpoints import is_due
+from maelm_composer.training.ending import follow_trainer
 from maelm_composer.training.plan import Plan
-from maelm_composer.training.signals import follow_trainer
 
 
 def build_train_loader(plan: Plan, collator: MaskingCollator) -> DataSpec:

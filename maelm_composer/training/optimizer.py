@@ -1,4 +1,4 @@
-"""AdamW and its schedules (Meng et al., arXiv:2302.02060, preprint, Table 4: linear)."""
+"""AdamW and the schedule of its learning rate."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from maelm_composer.config import OptimizerConfig, TrainingConfig
-from maelm_composer.training.schedule import share_of_peak
+from maelm_composer.training.plan import share_of_peak
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
@@ -28,8 +28,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
 
 def build_schedule(optimizer: AdamW, config: OptimizerConfig, training: TrainingConfig) -> LambdaLR:
     """The learning rate as a function of the optimizer step; step the schedule once per batch."""
-    factor = share_of_peak(config, training)
-    return LambdaLR(optimizer, lambda step: factor(step * training.global_train_batch_size))
+    return LambdaLR(optimizer, lambda step: share_of_peak(config, training, step * training.global_train_batch_size))
 
 
 def restore_learning_rate(optimizer: Optimizer, schedule: Any) -> None:

@@ -1,15 +1,13 @@
-"""The size and cost of a pretraining run, computed from its recipe without torch."""
+"""The size, cost and learning rate of a pretraining run, computed from its recipe without torch."""
 
-import itertools
 import math
 from dataclasses import dataclass
 
-from maelm_composer.config import DecoderAttention, PretrainingConfig, Schedule
+from maelm_composer.config import DecoderAttention, OptimizerConfig, PretrainingConfig, Schedule, TrainingConfig
 from maelm_composer.data.manifest import Manifest
 from maelm_composer.errors import InputError
 from maelm_composer.masking.draw import count_masked, count_visible
 from maelm_composer.model.cost import count_forward_flops, count_parameters
-from maelm_composer.training.schedule import share_of_peak
 
 FORWARD_AND_BACKWARD = 3  # FLOPs of a training step / FLOPs of its forward pass
 
@@ -106,11 +104,32 @@ class Plan:
         training, optimizer = self.config.training, self.config.optimizer
         if optimizer.schedule is Schedule.constant:
             return 'constant'
-        share = share_of_peak(optimizer, training)
         shape = ' as a cosine' * (optimizer.schedule is Schedule.cosine)
-        ends = [f'to 0{shape} at {end:,}' for end in (*training.extends, training.max_samples)]
-        jumps = [f', then up to {share(end) * optimizer.learning_rate:.3g} and ' for end in training.extends]
-        return ''.join(text for pair in itertools.zip_longest(ends, jumps, fillvalue='') for text in pair)
+        text = f'to 0{shape} at '
+        for end in training.extends:
+            rate = share_of_peak(optimizer, training, end) * optimizer.learning_rate
+            text += f'{end:,}, then up to {rate:.3g} and to 0{shape} at '
+        return f'{text}{training.max_samples:,}'
+
+
+def share_of_peak(config: OptimizerConfig, training: TrainingConfig, samples: int) -> float:
+    """The learning rate after ``samples`` as a share of its peak: 0 to 1 in the warm-up, then ``config.schedule``.
+
+    A decay ends at ``max_samples`` (linear: Meng et al., arXiv:2302.02060, preprint, Table 4). A run that was extended
+    decayed to 0 at each of ``extends`` first; after each of them the learning rate is that of the longer run.
+    """
+    warmup, ends = config.warmup_samples, [*training.extends, training.max_samples]
+    if samples < warmup:
+        return samples / warmup
+    end = next((end for end in ends if samples < end), ends[-1])
+    share = max(0.0, (end - samples) / max(1, end - warmup))
+    match config.schedule:
+        case Schedule.linear:
+            return share
+        case Schedule.cosine:
+            return 0.5 * (1 - math.cos(math.pi * share))
+        case _:
+            return 1.0
 
 
 def count_positions(config: PretrainingConfig) -> tuple[int, int]:

@@ -1,20 +1,46 @@
-"""Finds the checkpoint from which a run resumes, and checks that the run can load it."""
+"""Finds the checkpoint from which a run resumes, checks that the run can load it, and loads it without running code.
 
+A state may hold tensors, plain values and arrays of NumPy only.
+"""
+
+import contextlib
+import os
+import pickle
+import re
 import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from composer.utils import dist
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.distributed.checkpoint import CheckpointException, metadata
+from torch.torch_version import TorchVersion
 
+from maelm_composer.checkpoints.find import read_latest
 from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, parse_json
+from maelm_composer.training.callbacks import parse_metrics
+from maelm_composer.training.checkpoints import METADATA, describe_cause
 from maelm_composer.training.ranks import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.safe_state import OLDER, assert_metadata_is_data
+
+OLDER = 'name an older checkpoint in `latest`, or choose another run_name'
+# What the state holds beside tensors and plain values: NumPy's generator, the version of torch, the time of training.
+ARRAY = np.zeros(1, np.uint32)
+STATE_TYPES: list[Any] = [np.ndarray, np.dtype, type(ARRAY.dtype), ARRAY.__reduce__()[0], TorchVersion, timedelta]
+# What the metadata of a sharded state names beside the classes of torch.distributed.checkpoint.metadata.
+METADATA_NAMES = {
+    *('torch.distributed.checkpoint.filesystem._StorageInfo', 'torch.Size', 'torch.serialization._get_layout'),
+    *('pathlib.PosixPath', 'pathlib._local.PosixPath'),
+}
+DATA_ONLY, ANYTHING = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD', 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'  # torch.load obeys these two
 
 
 @dataclass(frozen=True)
@@ -25,7 +51,7 @@ class ResumePoint:
     samples: int = 0
     training_seconds: float = 0.0
     device_seconds: float = 0.0  # training_seconds, summed over the ranks
-    log: str = ''  # metrics.csv up to there
+    rows: Sequence[dict[str, str]] = ()  # of metrics.csv, up to there
 
 
 def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> ResumePoint:
@@ -36,7 +62,7 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
     """
     folder.recover()
     with raise_on_all_ranks():
-        latest = folder.latest() if dist.get_global_rank() == 0 else None
+        latest = read_latest(folder.uri) if dist.get_global_rank() == 0 else None
     latest = dist.all_gather_object(latest)[0]
     if latest is None:
         return ResumePoint()
@@ -53,13 +79,37 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
         if state.is_file() and not zipfile.is_zipfile(state):
             raise InputError(f'{state} is damaged: {OLDER}')
         if state.is_dir():
-            assert_metadata_is_data(state)
+            _assert_metadata_is_data(state)
         log = checkpoint / METRICS
         # Checkpoints of version 0.1 hold no log.
         text = log.read_text(encoding='utf-8') if log.exists() else folder.read(METRICS) or ''
-    seconds = progress['training_seconds']
+    samples, seconds = progress['samples'], progress['training_seconds']
     device_seconds = progress.get('device_seconds', seconds * dist.get_world_size())  # version 0.1 has none
-    return ResumePoint(state, progress['samples'], seconds, device_seconds, text)
+    rows = [row for row in parse_metrics(text) if int(row['samples']) <= samples]
+    return ResumePoint(state, samples, seconds, device_seconds, rows)
+
+
+@contextlib.contextmanager
+def load_data_only(state: Path) -> Iterator[None]:
+    """Have torch.load refuse, while the body loads ``state``, all but ``STATE_TYPES``, tensors and plain values.
+
+    Composer, and torch for sharded checkpoints, ask torch.load for objects of every kind, which may run code.
+
+    Raises:
+        InputError: ``state`` holds something else, or is damaged.
+    """
+    before = {name: os.environ.pop(name, None) for name in (DATA_ONLY, ANYTHING)}
+    os.environ[DATA_ONLY] = '1'
+    try:
+        with torch.serialization.safe_globals(STATE_TYPES):
+            yield
+    except (pickle.UnpicklingError, CheckpointException, RuntimeError) as error:
+        if type(error) is RuntimeError and 'weights_only' not in str(error):  # that is about TorchScript
+            raise
+        raise _refuse(state, error) from None
+    finally:
+        del os.environ[DATA_ONLY]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _read_progress(checkpoint: Path) -> dict[str, Any]:
@@ -90,3 +140,35 @@ def _assert_fits(weights: Path, model: nn.Module) -> None:
                 f'{weights.parent} does not fit the recipe: {key} is {saved.get(key, "missing")} in the checkpoint, '
                 f'{expected.get(key, "missing")} in the model'
             )
+
+
+def _assert_metadata_is_data(shards: Path) -> None:
+    """Raise InputError if the metadata of a sharded checkpoint cannot be read or names other types than torch's own.
+
+    torch unpickles the file without a restriction.
+    """
+    try:
+        with (shards / METADATA).open('rb') as file:
+            _MetadataUnpickler(file).load()
+    except Exception as error:  # another torch's classes raise errors of many kinds when they are unpickled
+        raise _refuse(shards, error) from None
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_type = module == metadata.__name__ and getattr(vars(metadata).get(name), '__module__', None) == module
+        is_dtype = module == 'torch' and isinstance(getattr(torch, name, None), torch.dtype)
+        if not (is_type or is_dtype or f'{module}.{name}' in METADATA_NAMES):
+            raise pickle.UnpicklingError(f'GLOBAL {module}.{name}')
+        return super().find_class(module, name)
+
+
+def _refuse(state: Path, error: BaseException) -> InputError:
+    found = re.search(r'GLOBAL (\S+)', str(error))
+    if found is None:
+        reason = describe_cause(error) or type(error).__name__
+        return InputError(
+            f'{state} is damaged, or written by a torch whose checkpoints torch {torch.__version__} cannot read '
+            f'({reason}): resume with that torch, or {OLDER}'
+        )
+    return InputError(f'{state} names {found[1]}, which no checkpoint of a run does; it might run code: {OLDER}')

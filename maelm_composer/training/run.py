@@ -11,6 +11,7 @@ from composer import Trainer
 from composer.devices import Device
 from composer.loggers import LoggerDestination, MLFlowLogger, ProgressBarLogger, TensorboardLogger, WandBLogger
 from composer.utils import dist
+from composer.utils.parallelism import FSDP2Config, ParallelismConfig
 from rich.console import Console
 from rich.table import Table
 
@@ -37,27 +38,22 @@ from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPre
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
     BatchSeed,
-    DivergenceStop,
+    GradientAverage,
     GradientClipping,
     MetricsLog,
     Report,
     TrainingClock,
-    find_last_eval,
-    parse_metrics,
 )
 from maelm_composer.training.checkpoints import CheckpointSaver, drop_unportable
-from maelm_composer.training.ending import end_after, end_before_training, record_ending
+from maelm_composer.training.ending import end_after, end_before_training, end_with_launcher, record_ending
 from maelm_composer.training.initial import describe_start, load_initial_weights
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule, restore_learning_rate
 from maelm_composer.training.plan import Plan, count_training_flops
 from maelm_composer.training.ranks import RankWatch, count_patience, raise_on_all_ranks, start_rank
-from maelm_composer.training.resume import ResumePoint, find_resume_point
+from maelm_composer.training.resume import find_resume_point, load_data_only
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.run_record import assert_same_run, begin_record, finish_record, identify, read_record
-from maelm_composer.training.safe_state import load_data_only
-from maelm_composer.training.sharding import GradientAverage, build_parallelism
-from maelm_composer.training.signals import end_with_launcher
+from maelm_composer.training.run_record import assert_same_run, finish_record, identify, read_record
 
 
 def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
@@ -79,14 +75,12 @@ def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
     with contextlib.ExitStack() as locks:
         with watch.acting(end_before_training):
             run = _Run(config, locks)
-            start = run.prepare_model()
-            is_complete = start.samples >= config.training.max_samples
-            if not is_complete:
-                run.begin(start)
-        if is_complete:
-            return run.complete(start)
+            if not run.is_complete:
+                run.begin()
+        if run.is_complete:
+            return run.finish()
         with record_ending(run.folder, run.print), watch.acting(partial(end_after, run.folder)):
-            run.train(start, device)
+            run.train(device)
             return run.finish()
 
 
@@ -104,81 +98,52 @@ class _Run:
             self.loggers = _build_loggers(config, self.folder)
             self.manifest = load_manifest(config.data.remote)
             self.collator = build_collator(config)
-            Plan(config, dist.get_world_size(), self.manifest).check()
+            self.plan = Plan(config, dist.get_world_size(), self.manifest)
+            self.plan.check()
             if self.is_first:
                 locks.enter_context(lock_folder(self.folder.local, 'run'))
                 self.folder.assert_writable()
-                self.record = read_record(self.folder)
+                self.record = read_record(self.folder.uri)
                 begun = self.record.training_precision if self.record else None
                 choice = choose(config.training.precision, 'training.precision', begun)
         self.precision = dist.all_gather_object(choice)[0]  # the first rank's: machines may measure different speeds
         training = dataclasses.replace(config.training, precision=self.precision.precision)
         self.config = dataclasses.replace(config, training=training)
-        self.plan = Plan(self.config, dist.get_world_size(), self.manifest)
         self.identity = identify(self.config, self.manifest.content_hash)
         self.is_sharded = training.sharding is not Sharding.ddp
         with raise_on_all_ranks():
             if self.is_first:
-                assert_same_run(self.folder, self.record, self.identity)
+                assert_same_run(self.folder.uri, self.record, self.identity)
+        self._prepare_model()
+        start = self.start
+        self.clock = TrainingClock(self.plan.tokens_per_batch, start.training_seconds, start.device_seconds)
+        self.clipping = GradientClipping(self.config.optimizer.clip_norm)
+        self.log = MetricsLog(self.folder.local / METRICS, self.clock, self.clipping, start.rows)
 
-    def prepare_model(self) -> ResumePoint:
-        """Build the model with its initial weights; returns the checkpoint, if any, whose weights will replace them."""
-        config = self.config
-        counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
-        self.model = build_model(config.model, config.seed, counts)
-        self.attention = self.model.select_attention(config.training.attention, find_device().type)
-        if config.training.activation_checkpointing:
-            recompute_layers(self.model)
-        start = find_resume_point(self.folder, self.model, self.is_sharded)
-        self.init_from = self.record.init_from if self.record else None
-        self.taken = ''
-        if config.init_from is not None and start.state is None:
-            with raise_on_all_ranks():
-                begun = self.init_from
-                self.init_from, self.taken = load_initial_weights(self.model, config)
-                if begun is not None and begun.hash != self.init_from.hash:
-                    raise InputError(
-                        f'{self.folder.uri} holds a run that began from {describe_start(begun)}; init_from is now '
-                        f'{describe_start(self.init_from)}: choose another run_name or save_folder'
-                    )
-        return start
+    @property
+    def is_complete(self) -> bool:
+        return self.start.samples >= self.config.training.max_samples
 
-    def complete(self, start: ResumePoint) -> PretrainingRecord | None:
-        """Return the record of a run that has trained to its end; write it first if a kill came before that."""
-        assert start.state is not None
-        self.folder.forget(start.state.parent)
-        record = self.record
-        if self.is_first and not isinstance(record, PretrainingRecord):
-            evaluation = find_last_eval(parse_metrics(start.log))
-            if not evaluation:
-                raise InputError(f'{self.folder.uri}/{METRICS}: holds no validation, so the record cannot be finished')
-            begun, seconds = record or self._begin_record(), start.training_seconds
-            record = finish_record(self.folder, begun, self.plan, seconds, start.device_seconds, evaluation)
-        self.print(f'{self.config.run_name} is complete: {start.samples:,} samples, in {self.config.save_folder}')
-        return record if isinstance(record, PretrainingRecord) else None
-
-    def begin(self, start: ResumePoint) -> None:
+    def begin(self) -> None:
         """Print the start screen and write the record."""
         self.print(self._start_screen())
         if self.precision.notice:
             self.print(self.precision.notice)
         if isinstance(self.record, UnfinishedPretraining) and self.record.status == 'running':
             self.print(f'the run was killed before; if because memory ran out, {LESS_MEMORY}')
-        if start.state is not None:
-            self.print(f'resuming from {start.samples:,} samples')
+        if self.start.state is not None:
+            self.print(f'resuming from {self.start.samples:,} samples')
         with raise_on_all_ranks():
             if self.is_first:
                 self.record = self._begin_record()
 
-    def train(self, start: ResumePoint, device: Device) -> None:
+    def train(self, device: Device) -> None:
         """Train to the end, or until a stop signal raises SystemExit."""
-        self.clock = TrainingClock(self.plan.tokens_per_batch, start.training_seconds, start.device_seconds)
-        clipping = GradientClipping(self.config.optimizer.clip_norm)
-        self.log = MetricsLog(self.folder.local / METRICS, self.clock, clipping, start.log)
-        with contextlib.nullcontext() if start.state is None else load_data_only(start.state):
-            trainer = self._build_trainer(start, device, clipping)
-        if start.state is not None:
-            self.folder.forget(start.state.parent)
+        state = self.start.state
+        with contextlib.nullcontext() if state is None else load_data_only(state):
+            trainer = self._build_trainer(device)
+        if state is not None:
+            self.folder.forget(state.parent)
             restore_learning_rate(trainer.state.optimizers[0], trainer.state.schedulers[0])
         for destination in trainer.logger.destinations:
             if isinstance(destination, ProgressBarLogger):
@@ -190,21 +155,54 @@ class _Run:
             release_trainer(trainer)
 
     def finish(self) -> PretrainingRecord | None:
-        """Add the results to the record, print them, and return the record; None on all ranks but the first."""
-        if self.record is None:
+        """Print and return the record, to which the results are added unless it has them; None on the other ranks."""
+        if self.is_complete:
+            assert self.start.state is not None
+            self.folder.forget(self.start.state.parent)
+        if not self.is_first:
             return None
-        clock, evaluation = self.clock, self.log.last_eval
-        record = finish_record(self.folder, self.record, self.plan, clock.seconds, clock.device_seconds, evaluation)
-        self.print(_summarize(self.config, record))
+        record = self.record or self._begin_record()
+        if isinstance(record, UnfinishedPretraining):
+            if not self.log.last_eval:
+                raise InputError(f'{self.folder.uri}/{METRICS}: holds no validation, so the record cannot be finished')
+            clock, evaluation = self.clock, self.log.last_eval
+            record = finish_record(record, self.plan, clock.seconds, clock.device_seconds, evaluation)
+            self.folder.write_record(record)
+        if self.is_complete:
+            self.print(f'{record.run_name} is complete: {record.samples:,} samples, in {self.config.save_folder}')
+        else:
+            self.print(_summarize(self.config, record))
         return record
 
-    def _build_trainer(self, start: ResumePoint, device: Device, clipping: GradientClipping) -> Trainer:
+    def _prepare_model(self) -> None:
+        """Build the model with its initial weights, and find the checkpoint whose weights will replace them, if any."""
+        config = self.config
+        counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
+        self.model = build_model(config.model, config.seed, counts)
+        self.attention = self.model.select_attention(config.training.attention, find_device().type)
+        if config.training.activation_checkpointing:
+            recompute_layers(self.model)
+        self.start = find_resume_point(self.folder, self.model, self.is_sharded)
+        self.init_from = begun = self.record.init_from if self.record else None
+        self.taken = ''
+        if config.init_from is not None and self.start.state is None:
+            with raise_on_all_ranks():
+                self.init_from, self.taken = load_initial_weights(self.model, config)
+                if begun is not None and begun.hash != self.init_from.hash:
+                    raise InputError(
+                        f'{self.folder.uri} holds a run that began from {describe_start(begun)}; init_from is now '
+                        f'{describe_start(self.init_from)}: choose another run_name or save_folder'
+                    )
+
+    def _build_trainer(self, device: Device) -> Trainer:
         """Order matters: gradients are averaged before they are clipped, and logged before they are saved."""
         config, training, plan = self.config, self.config.training, self.plan
         if training.compile:
             # Shapes never change; validation is a second graph. FSDP2 gathers weights between layers, which breaks the
             # graph there.
             self.model.compile(fullgraph=not self.is_sharded, dynamic=False)
+        # Parameters and gradients stay fp32; the adapter enters autocast for bf16.
+        fsdp = FSDP2Config(reshard_after_forward=training.sharding is Sharding.full_shard, mixed_precision='FULL')
         adapter = PretrainingModel(self.model, training.precision)
         optimizer = build_optimizer(adapter.parameters(), config.optimizer)
         return Trainer(
@@ -218,9 +216,8 @@ class _Run:
             callbacks=[
                 BatchSeed(config.seed),
                 *([GradientAverage()] if self.is_sharded else []),
-                clipping,
                 self.clock,
-                DivergenceStop(clipping),
+                self.clipping,
                 self.log,
                 Report(self.print, self.clock, self.log, training.compile),
                 CheckpointSaver(self.folder, self.clock, training, self.print),
@@ -234,10 +231,10 @@ class _Run:
             device_train_microbatch_size=plan.microbatch_size,
             # Otherwise every row has the same number of predicted tokens, and a mean over rows is a mean over tokens.
             accumulate_train_batch_on_tokens=config.masking.rounds_at_random or self.collator.predicts_every_token,
-            parallelism_config=build_parallelism(training.sharding),
+            parallelism_config=ParallelismConfig(fsdp2=fsdp) if self.is_sharded else None,
             spin_dataloaders=False,
             dist_timeout=count_patience(training),
-            load_path=str(start.state) if start.state else None,
+            load_path=str(self.start.state) if self.start.state else None,
             load_ignore_keys=drop_unportable,
             load_progress_bar=False,
         )
@@ -257,7 +254,8 @@ class _Run:
             unigram_entropy=self.manifest.unigram_entropy,
             init_from=self.init_from,
         )
-        begin_record(self.folder, self.config, record)
+        self.folder.copy_inputs(self.config)
+        self.folder.write_record(record)
         return record
 
     def _start_screen(self) -> Table:

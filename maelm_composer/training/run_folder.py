@@ -1,13 +1,24 @@
 """The folder of a run (checkpoints/names.py): a local folder, or an object store with a local working copy."""
 
 import contextlib
-import os
 import shutil
 from pathlib import Path
 
 from composer.utils import dist
 
-from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST, METRICS, RECORD, UNSENT
+from maelm_composer.checkpoints.find import read_latest
+from maelm_composer.checkpoints.names import (
+    CHECKPOINT_PREFIX,
+    LATEST,
+    MANIFEST,
+    METRICS,
+    RECIPE,
+    RECORD,
+    TOKENIZER,
+    UNSENT,
+)
+from maelm_composer.config import PretrainingConfig
+from maelm_composer.data.manifest import read_tokenizer_files
 from maelm_composer.data.storage import (
     OutageError,
     delete,
@@ -20,7 +31,9 @@ from maelm_composer.data.storage import (
     write_file,
 )
 from maelm_composer.errors import InputError
-from maelm_composer.files import write_text
+from maelm_composer.files import format_json, write_text
+from maelm_composer.recipe import to_yaml
+from maelm_composer.records import Pretraining, format_record
 from maelm_composer.training.ranks import raise_on_all_ranks
 
 ADDRESS = 'address'  # file that says where the checkpoints beside it are to be sent
@@ -82,17 +95,17 @@ class RunFolder:
             for target in [url, *(join(url, file) for file in list_names(url, recursive=True))]:
                 delete(target)
 
-    def checkpoints(self) -> list[str]:
-        """Names of the checkpoints, oldest first; in an object store one may be incompletely uploaded."""
-        names = {name.split('/')[0] for name in list_names(self.uri, recursive=True)}
-        return sorted(name for name in names if name.startswith(CHECKPOINT_PREFIX))
+    def write_record(self, record: Pretraining) -> None:
+        self.write(RECORD, format_json(format_record(record)))
 
-    def latest(self) -> str | None:
-        """Name of the newest complete checkpoint."""
-        if self.is_remote:
-            return self.read(LATEST)
-        link = self.local / LATEST
-        return os.readlink(link) if link.is_symlink() else None
+    def copy_inputs(self, config: PretrainingConfig) -> None:
+        """Write the recipe, the tokenizer and the shards' manifest: checkpoints can be used without the shards."""
+        self.write(RECIPE, to_yaml(config))
+        for name, content in read_tokenizer_files(join(config.data.remote, TOKENIZER)).items():
+            self.write(f'{TOKENIZER}/{name}', content.decode())
+        manifest = read_file(join(config.data.remote, MANIFEST))
+        assert manifest is not None
+        self.write(MANIFEST, manifest.decode())
 
     def publish(self, staged: Path, name: str) -> None:
         """Move the folder ``staged``, a complete checkpoint, to ``name`` and point ``latest`` to it. For every rank.
@@ -162,7 +175,7 @@ class RunFolder:
                             f'{self.local / UNSENT} holds checkpoints of another run, which were not uploaded to '
                             f'{address.decode()}: resume that run there, or delete the folder'
                         )
-                    waiting = {name for name in waiting if name > (self.latest() or '')}
+                    waiting = {name for name in waiting if name > (read_latest(self.uri) or '')}
         held = [names for names in dist.all_gather_object(waiting) if names is not None]
         self.unsent = sorted(set.intersection(*held))  # each node holds its own part
         self.send()

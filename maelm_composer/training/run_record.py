@@ -1,29 +1,22 @@
-"""The record of a pretraining run in its folder, and whether a folder belongs to a run."""
+"""The record of a pretraining run in its folder, and whether a folder belongs to a run. Imports no torch."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from maelm_composer.checkpoints.names import MANIFEST, RECIPE, RECORD, TOKENIZER
+from maelm_composer.checkpoints.names import RECORD
 from maelm_composer.config import PretrainingConfig
-from maelm_composer.data.manifest import read_tokenizer_files
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
-from maelm_composer.files import format_json
-from maelm_composer.recipe import to_plain, to_yaml
+from maelm_composer.recipe import to_plain
 from maelm_composer.records import (
     CONTENT_HASH,
     Pretraining,
     PretrainingRecord,
     UnfinishedPretraining,
-    format_record,
     parse_pretraining,
 )
 from maelm_composer.training.plan import Plan
-
-if TYPE_CHECKING:  # which brings torch, and a plan reads records without
-    from maelm_composer.training.run_folder import RunFolder
-
 
 MAX_SAMPLES, EXTENDS = 'training.max_samples', 'training.extends'
 # Keys that came after the first records. An identity holds such a key only if it is set: old records stay valid.
@@ -45,17 +38,18 @@ def is_run_of(record: Pretraining, config: PretrainingConfig) -> bool:
     return record.identity == identify(config, record.data_hash)
 
 
-def read_record(folder: 'RunFolder') -> Pretraining | None:
-    """The record in ``folder``; None if no run has begun there.
+def read_record(folder: str) -> Pretraining | None:
+    """The record in ``folder``, local or s3://; None if no run has begun there.
 
     Raises:
         InputError: the file is no pretraining record.
     """
-    text = folder.read(RECORD)
-    return None if text is None else parse_pretraining(text, f'{folder.uri}/{RECORD}')
+    url = join(folder, RECORD)
+    content = read_file(url)
+    return None if content is None else parse_pretraining(content, url)
 
 
-def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: dict[str, Any]) -> None:
+def assert_same_run(folder: str, record: Pretraining | None, identity: dict[str, Any]) -> None:
     """Raise InputError if the ``record`` in ``folder`` is of another recipe or other data.
 
     A finished run is also the run that extends it (``training.extends``).
@@ -69,44 +63,22 @@ def assert_same_run(folder: 'RunFolder', record: Pretraining | None, identity: d
             longer = key == MAX_SAMPLES and bool(there and here and there < here)
             hint = f'to extend it once it is finished, set {EXTENDS}={[*found[EXTENDS], there]}; else ' * longer
             raise InputError(
-                f'{folder.uri} holds a run with {key} = {there}, not {here}: '
-                f'{hint}choose another run_name or save_folder'
+                f'{folder} holds a run with {key} = {there}, not {here}: {hint}choose another run_name or save_folder'
             )
 
 
-def begin_record(folder: 'RunFolder', config: PretrainingConfig, record: UnfinishedPretraining) -> None:
-    """Write recipe, tokenizer, the shards' manifest and the record of a run that begins."""
-    folder.write(RECIPE, to_yaml(config))
-    # Copies, so that the checkpoints can be used without the shards.
-    for name, content in read_tokenizer_files(join(config.data.remote, TOKENIZER)).items():
-        folder.write(f'{TOKENIZER}/{name}', content.decode())
-    manifest = read_file(join(config.data.remote, MANIFEST))
-    assert manifest is not None
-    folder.write(MANIFEST, manifest.decode())
-    _write(folder, record)
-
-
-def end_record(folder: 'RunFolder', status: Literal['stopped', 'failed'], ending: str) -> None:
-    """Note how a run ended before its end. Only the first rank's word is kept: the others end because of that one."""
-    record = read_record(folder)
-    if isinstance(record, UnfinishedPretraining) and record.status == 'running':
-        _write(folder, dataclasses.replace(record, status=status, ending=' '.join(ending.split())))
-
-
 def finish_record(
-    folder: 'RunFolder',
-    record: Pretraining,
+    begun: UnfinishedPretraining,
     plan: Plan,
     seconds: float,  # of training
     device_seconds: float,  # of training, summed over the ranks
     evaluation: Mapping[str, Any],  # results of the last validation
 ) -> PretrainingRecord:
-    """Write and return the record of a run that has finished; ``record`` was written when the run began."""
-    shared = {field.name for field in dataclasses.fields(PretrainingRecord)} - {'status'}
-    begun = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name in shared}
+    """The record of a run that has finished; ``begun`` is the record from its begin."""
+    names = {field.name for field in dataclasses.fields(begun)} - {'status', 'ending'}
     tokens = plan.batches * plan.tokens_per_batch
-    finished = PretrainingRecord(
-        **begun,
+    return PretrainingRecord(
+        **{name: getattr(begun, name) for name in names},
         samples=plan.batches * plan.global_batch_size,
         batches=plan.batches,
         tokens=tokens,
@@ -115,12 +87,6 @@ def finish_record(
         tokens_per_second=tokens / seconds if seconds else 0.0,
         **evaluation,
     )
-    _write(folder, finished)
-    return finished
-
-
-def _write(folder: 'RunFolder', record: Pretraining) -> None:
-    folder.write(RECORD, format_json(format_record(record)))
 
 
 def _flatten(nested: dict[str, Any], prefix: str = '') -> dict[str, Any]:

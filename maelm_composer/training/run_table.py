@@ -5,10 +5,11 @@ from pathlib import Path
 
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.console import begin_table, open_console
-from maelm_composer.data.storage import is_s3, join, read_file
+from maelm_composer.data.storage import is_s3, join
 from maelm_composer.errors import InputError
 from maelm_composer.lock import is_locked
-from maelm_composer.records import PretrainingRecord, UnfinishedPretraining, parse_pretraining
+from maelm_composer.records import PretrainingRecord, UnfinishedPretraining
+from maelm_composer.training.run_record import read_record
 
 
 def print_runs(folders: Sequence[str]) -> None:
@@ -17,17 +18,16 @@ def print_runs(folders: Sequence[str]) -> None:
     Raises:
         InputError: no folder holds a run, or a record cannot be read.
     """
-    found = {folder: read_file(join(folder, RECORD)) for folder in folders}
-    no_runs = [folder for folder, content in found.items() if content is None]
+    found = {folder: read_record(folder) for folder in folders}
+    no_runs = [folder for folder, record in found.items() if record is None]
     if len(no_runs) == len(found):
         raise InputError(f'{no_runs[0]} holds no run: {join(no_runs[0], RECORD)} does not exist')
     numbers = ('validation loss', 'unigram', 'accuracy', 'steps', 'tokens/s', 'training')
     table = begin_table('folder', 'status', right=numbers, last=('run',))
     endings: list[str] = []
-    for folder, content in found.items():
-        if content is None:
+    for folder, record in found.items():
+        if record is None:
             continue
-        record = parse_pretraining(content, join(folder, RECORD))
         cells = ['-'] * len(numbers)
         if isinstance(record, PretrainingRecord):
             cells = [

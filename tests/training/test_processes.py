@@ -23,10 +23,9 @@ from maelm_composer.cli import runs as compare_runs
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.records import load_record, parse_pretraining
-from maelm_composer.training.ending import end_before_training
+from maelm_composer.training.ending import end_before_training, follow_trainer
 from maelm_composer.training.ranks import RankWatch
 from maelm_composer.training.run import pretrain
-from maelm_composer.training.signals import follow_trainer
 from tests.training.conftest import count_rows
 
 EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
