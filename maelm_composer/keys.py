@@ -2,8 +2,9 @@
 
 import dataclasses
 import inspect
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -72,8 +73,8 @@ def _walk(root: type, prefix: str) -> Iterator[Key]:
             yield from _walk(section, f'{name}{suffix}.')
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        values = _describe_type(annotation, field.metadata)
-        yield Key(name, values, _format_default(default), meanings.get(field.name, ''))
+        shown = '' if default == MISSING else json.dumps(default, default=lambda member: member.name).strip('"')
+        yield Key(name, _describe_type(annotation, field.metadata), shown, meanings.get(field.name, ''))
 
 
 def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:
@@ -92,15 +93,3 @@ def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:
         limits = limits or {'above': 0}
         name += ' ' + ', '.join(f'{SIGNS[limit]}{value:,}' for limit, value in limits.items())
     return name
-
-
-def _format_default(default: Any) -> str:
-    if default == MISSING:
-        return ''
-    if isinstance(default, Enum):
-        return default.name
-    if isinstance(default, bool) or default is None:
-        return {True: 'true', False: 'false', None: 'null'}[default]
-    if isinstance(default, Sequence) and not isinstance(default, str):
-        return f'[{", ".join(map(str, default))}]'
-    return str(default)

@@ -136,15 +136,13 @@ def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | N
 
     ``beside`` and ``everywhere`` are the dotted names of the keys in the same section, which are preferred, and of all.
     """
-    by_last_part = [{name.rpartition('.')[2]: name for name in reversed(keys)} for keys in (beside, everywhere)]
-    for names in by_last_part:
-        initials = {''.join(word[0] for word in name.split('_')): name for name in reversed(names) if '_' in name}
-        if key in names or key in initials:
-            return names[key if key in names else initials[key]]
-    for names in by_last_part:
-        if close := difflib.get_close_matches(key, names, n=1):
-            return names[close[0]]
-    return None
+    by_last_part = {name.rpartition('.')[2]: name for name in reversed([*beside, *everywhere])}
+    parts = [part for part in by_last_part if '_' in part]
+    by_initials = {''.join(word[0] for word in part.split('_')): by_last_part[part] for part in parts}
+    if key not in by_last_part and key in by_initials:
+        return by_initials[key]
+    near = difflib.get_close_matches(key, by_last_part, n=1)  # first of all the key itself
+    return by_last_part[near[0]] if near else None
 
 
 def _list_keys(node_type: Any, prefix: str = '') -> list[str]:

@@ -5,7 +5,6 @@ Version 1 is every record without a ``version`` field. Version 2 adds that field
 """
 
 import base64
-import dataclasses
 import json
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from maelm_composer.config import Precision
@@ -23,7 +22,7 @@ from maelm_composer.files import parse_json, write_json
 from maelm_composer.provenance import Provenance
 
 CONTENT_HASH = 'content hash of data.remote'  # key of a pretraining run's identity
-STRICT = ConfigDict(extra='forbid', strict=True)
+STRICT = ConfigDict(extra='forbid', strict=True, frozen=True)
 AnyRecord = TypeVar('AnyRecord', bound='Record')
 
 
@@ -54,13 +53,15 @@ class Point:
         return f'lr {self.learning_rate:g}, {size}, warm-up {self.warmup_proportion:g}'
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Record:
+class _Checked(BaseModel):
+    model_config = STRICT
+
+
+class Record(_Checked):
     version: Literal[1, 2] = 2
     provenance: Provenance
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Pretraining(Record):
     status: str
     run_name: str
@@ -87,7 +88,6 @@ class _Pretraining(Record):
         return Precision[self.identity['training.precision']]
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class UnfinishedPretraining(_Pretraining):
     """A pretraining run that has begun; a killed one stays ``running``."""
 
@@ -95,7 +95,6 @@ class UnfinishedPretraining(_Pretraining):
     ending: str | None = None  # how it stopped, or the line of the error
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class PretrainingRecord(_Pretraining):
     """A finished pretraining run."""
 
@@ -111,7 +110,6 @@ class PretrainingRecord(_Pretraining):
     eval_accuracy: float
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Finetuning(Record):
     kind: Literal['finetuning'] = 'finetuning'
     key: str
@@ -125,7 +123,6 @@ class _Finetuning(Record):
     data_hash: str
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class FailedFinetuning(_Finetuning):
     """A fine-tuning run that ended with ``error``."""
 
@@ -134,19 +131,16 @@ class FailedFinetuning(_Finetuning):
     traceback: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Evaluation:
+class Evaluation(_Checked):
     step: int
     score: float
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class RankAtEpoch:
+class RankAtEpoch(_Checked):
     epoch: int
     effective_rank: int
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class FinetuningRecord(_Finetuning):
     """A finished fine-tuning run; scores are fractions."""
 
@@ -154,7 +148,7 @@ class FinetuningRecord(_Finetuning):
     metrics: dict[str, float]
     score: float  # the task's own metric
     baseline: float  # score of the best constant answer
-    influences: dict[str, str] = dataclasses.field(default_factory=dict)  # metric -> :func:`pack_numbers`, one a row
+    influences: dict[str, str] = {}  # metric -> :func:`pack_numbers`, one a row
     evaluations: list[Evaluation]
     best_step: int
     effective_rank: int | None  # of the last weights
@@ -171,8 +165,7 @@ class FinetuningRecord(_Finetuning):
     device: str
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class LayerRanks:
+class LayerRanks(_Checked):
     """The measurements of one layer (docs/analysis.md)."""
 
     layer: int
@@ -186,7 +179,6 @@ class LayerRanks:
     rank_one_residual: float
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RankRecord(Record):
     """Effective ranks of an encoder's layers."""
 
@@ -244,11 +236,10 @@ def load_folder(folder: Path, parse: Parser[AnyRecord]) -> list[AnyRecord]:
 
 def format_record(record: Record) -> dict[str, Any]:
     """``record``, JSON-ready; a field that has a default and no value is left out, as in the file it was read from."""
-    plain = dataclasses.asdict(record)
-    for field in dataclasses.fields(record):
-        has_default = field.default is None or field.default_factory is not dataclasses.MISSING
-        if has_default and not plain[field.name]:
-            del plain[field.name]
+    plain = record.model_dump()
+    for name, field in type(record).model_fields.items():
+        if not field.is_required() and not plain[name]:
+            del plain[name]
     if record.version == 1:
         del plain['version']
     return plain

@@ -55,7 +55,7 @@ def test_what_is_no_record_is_one_line(kind):
     for change, message in (
         ({'version': 3}, 'version: Input should be 1 or 2'),
         ({'provenance': plain['provenance'] | {'cpu_count': 'two'}}, 'provenance.*cpu_count'),
-        ({'sample': 1}, 'sample: Unexpected keyword argument'),
+        ({'sample': 1}, 'sample: Extra inputs are not permitted'),
     ):
         with pytest.raises(InputError, match=f'^a/file.json is no .*{message}'):
             parse(json.dumps(plain | change), 'a/file.json')

@@ -40,7 +40,7 @@ def collect_run(folder: Path, records: Path) -> None:
 def collect_finetunings(found: Sequence[Finetuning], records: Path, run_name: str, samples: int, task: str) -> None:
     """Write the records of a search. Other records of this checkpoint and task, of another protocol, are removed."""
     for record in found:
-        named = replace(record, checkpoint=_hide_path(record.checkpoint))
+        named = record.model_copy(update={'checkpoint': _hide_path(record.checkpoint)})
         _publish(records / 'finetuning' / f'{record.key}.json', named, parse_finetuning)
     keys = {record.key for record in found}
 
@@ -56,7 +56,7 @@ def collect_rank(record: RankRecord, records: Path) -> None:
     run_name = record.checkpoint.run_name
     _remove(records / 'rank', parse_rank, lambda old: old.checkpoint.run_name == run_name and old.key != record.key)
     data = {name: Path(value).name if name == 'remote' else value for name, value in record.data.items()}
-    named = replace(record, checkpoint=_hide_path(record.checkpoint), data=data)
+    named = record.model_copy(update={'checkpoint': _hide_path(record.checkpoint), 'data': data})
     _publish(records / 'rank' / f'{record.key}.json', named, parse_rank)
 
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -149,7 +148,7 @@ def _note_ending(folder: RunFolder, status: Literal['stopped', 'failed'], ending
     """Write ``ending`` to the record. Only the first rank's word is kept: the others end because of that one."""
     record = read_record(folder.uri)
     if isinstance(record, UnfinishedPretraining) and record.status == 'running':
-        folder.write_record(replace(record, status=status, ending=' '.join(ending.split())))
+        folder.write_record(record.model_copy(update={'status': status, 'ending': ' '.join(ending.split())}))
 
 
 def _end_silently() -> None:

@@ -1,6 +1,5 @@
 """The record of a pretraining run in its folder, and whether a folder belongs to a run. Imports no torch."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,10 +74,10 @@ def finish_record(
     evaluation: Mapping[str, Any],  # results of the last validation
 ) -> PretrainingRecord:
     """The record of a run that has finished; ``begun`` is the record from its begin."""
-    names = {field.name for field in dataclasses.fields(begun)} - {'status', 'ending'}
+    kept = {name: value for name, value in begun if name not in ('status', 'ending')}
     tokens = plan.batches * plan.tokens_per_batch
     return PretrainingRecord(
-        **{name: getattr(begun, name) for name in names},
+        **kept,
         samples=plan.batches * plan.global_batch_size,
         batches=plan.batches,
         tokens=tokens,

@@ -113,13 +113,13 @@ def _keep_a_norm(stack: ModelConfig | DecoderConfig) -> float:
     return (FP32 + (1 if stack.hidden_dropout_prob else 0)) * stack.hidden_size
 
 
-def choose_microbatch(config: PretrainingConfig, sharding: Sharding, world_size: int) -> int:
-    """Rows of a forward pass: a rank's share of the batch, halved until 90 % of ``GPU_BYTES`` suffice."""
-    rows = config.training.global_train_batch_size // world_size
+def choose_passes(config: PretrainingConfig, sharding: Sharding, world_size: int) -> tuple[int, int]:
+    """Forward passes of a step on one rank, and the rows of each: as many as fit into 90 % of ``GPU_BYTES``."""
+    share = rows = config.training.global_train_batch_size // world_size
     free = 0.9 * GPU_BYTES - sum(estimate_state(config.model, sharding, world_size).values())
     while rows > 1 and rows * estimate_activations(config) > free:
         rows //= 2
-    return rows
+    return share // rows, rows
 
 
 def estimate_compute(config: PretrainingConfig, world_size: int) -> float:
@@ -131,8 +131,7 @@ def estimate_compute(config: PretrainingConfig, world_size: int) -> float:
 
 def estimate_communication(config: PretrainingConfig, sharding: Sharding, world_size: int, link: float) -> float:
     """Seconds to send a step's bytes at ``link`` bytes per second, without overlap with computation or latency."""
-    rows = config.training.global_train_batch_size // world_size
-    passes = rows // choose_microbatch(config, sharding, world_size)
+    passes, _ = choose_passes(config, sharding, world_size)
     return count_sent(collect_payloads(config.model, sharding, world_size, passes), world_size) / link
 
 
@@ -147,8 +146,11 @@ def draw_tables(folder: str = 'yamls') -> dict[str, str]:
     for name in RECIPES:
         config = load_config(PretrainingConfig, [f'{folder}/{name}.yaml'], ['run_name=plan', 'save_folder=plan'])
         parameters, activations = sum(count_parameters(config.model).values()), estimate_activations(config)
-        accumulations = [_describe_accumulation(config, n) for n in WORLD_SIZES]
-        tables['batch'].append([name, f'{parameters:,}', f'{activations / 1e6:.0f}', *accumulations])
+        batches = []
+        for n in WORLD_SIZES:
+            passes, rows = choose_passes(config, Sharding.ddp, n)
+            batches.append(f'{passes * rows} = {passes} × {rows}')
+        tables['batch'].append([name, f'{parameters:,}', f'{activations / 1e6:.0f}', *batches])
         for sharding in Sharding:
             held = [sum(estimate_state(config.model, sharding, n).values()) for n in WORLD_SIZES]
             sent = [count_sent(collect_payloads(config.model, sharding, n), n) for n in WORLD_SIZES]
@@ -160,13 +162,6 @@ def draw_tables(folder: str = 'yamls') -> dict[str, str]:
             cells = [f'{fast:.0f} / {slow:.0f}' for fast, slow in times]
             tables['time'].append([name, str(n), f'{1e3 * estimate_compute(config, n):.1f}', *cells])
     return {name: _to_markdown(*lines) for name, lines in tables.items()}
-
-
-def _describe_accumulation(config: PretrainingConfig, world_size: int) -> str:
-    """Rows of a rank's batch = forward passes × rows of each."""
-    rows = config.training.global_train_batch_size // world_size
-    microbatch = choose_microbatch(config, Sharding.ddp, world_size)
-    return f'{rows} = {rows // microbatch} × {microbatch}'
 
 
 def _to_markdown(head: Sequence[str], *lines: Sequence[str]) -> str:

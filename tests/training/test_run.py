@@ -1,6 +1,5 @@
 """Whole runs in this process: what is written, what is stopped, what is gone on with."""
 
-import dataclasses
 import gc
 import json
 import multiprocessing
@@ -58,8 +57,8 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert f'(unigram entropy {record.unigram_entropy:.2f}' in out
     assert pretrain(config) == record  # complete: nothing is done twice
     assert 'is complete' in capsys.readouterr().out
-    begun = {field.name for field in dataclasses.fields(UnfinishedPretraining)}
-    killed = {name: value for name, value in format_record(record).items() if name in begun} | {'status': 'running'}
+    plain, begun = format_record(record), UnfinishedPretraining.model_fields
+    killed = {name: value for name, value in plain.items() if name in begun} | {'status': 'running'}
     (folder / 'record.json').write_text(json.dumps(killed))
     assert pretrain(config) == record  # killed after its last checkpoint: its record is finished
     assert load_record(folder / 'record.json', parse_pretraining) == record
