@@ -16,6 +16,7 @@ from transformers.models.mpnet.modeling_mpnet import (
     MPNetForQuestionAnswering,
     MPNetForSequenceClassification,
     MPNetModel,
+    MPNetPreTrainedModel,
 )
 
 
@@ -81,7 +82,9 @@ class MaelmModel(MPNetModel):
         self.post_init()
 
 
-class MaelmForMaskedLM(MPNetForMaskedLM):
+class MaelmHead(MPNetPreTrainedModel):
+    """Gives a head of MPNet, the next base class, :class:`MaelmModel` to read."""
+
     config_class = MaelmConfig
 
     def __init__(self, config: MaelmConfig) -> None:
@@ -90,19 +93,13 @@ class MaelmForMaskedLM(MPNetForMaskedLM):
         self.post_init()
 
 
-class MaelmForSequenceClassification(MPNetForSequenceClassification):
-    config_class = MaelmConfig
-
-    def __init__(self, config: MaelmConfig) -> None:
-        super().__init__(config)
-        self.mpnet = MaelmModel(config, add_pooling_layer=False)
-        self.post_init()
+class MaelmForMaskedLM(MaelmHead, MPNetForMaskedLM):
+    pass
 
 
-class MaelmForQuestionAnswering(MPNetForQuestionAnswering):
-    config_class = MaelmConfig
+class MaelmForSequenceClassification(MaelmHead, MPNetForSequenceClassification):
+    pass
 
-    def __init__(self, config: MaelmConfig) -> None:
-        super().__init__(config)
-        self.mpnet = MaelmModel(config, add_pooling_layer=False)
-        self.post_init()
+
+class MaelmForQuestionAnswering(MaelmHead, MPNetForQuestionAnswering):
+    pass
