@@ -16,7 +16,6 @@ from transformers.models.mpnet.modeling_mpnet import (
     MPNetForQuestionAnswering,
     MPNetForSequenceClassification,
     MPNetModel,
-    MPNetPreTrainedModel,
 )
 
 
@@ -82,9 +81,7 @@ class MaelmModel(MPNetModel):
         self.post_init()
 
 
-class MaelmHead(MPNetPreTrainedModel):
-    """Gives a head of MPNet, the next base class, :class:`MaelmModel` to read."""
-
+class MaelmForMaskedLM(MPNetForMaskedLM):
     config_class = MaelmConfig
 
     def __init__(self, config: MaelmConfig) -> None:
@@ -93,13 +90,19 @@ class MaelmHead(MPNetPreTrainedModel):
         self.post_init()
 
 
-class MaelmForMaskedLM(MaelmHead, MPNetForMaskedLM):
-    pass
+class MaelmForSequenceClassification(MPNetForSequenceClassification):
+    config_class = MaelmConfig
+
+    def __init__(self, config: MaelmConfig) -> None:
+        super().__init__(config)
+        self.mpnet = MaelmModel(config, add_pooling_layer=False)
+        self.post_init()
 
 
-class MaelmForSequenceClassification(MaelmHead, MPNetForSequenceClassification):
-    pass
+class MaelmForQuestionAnswering(MPNetForQuestionAnswering):
+    config_class = MaelmConfig
 
-
-class MaelmForQuestionAnswering(MaelmHead, MPNetForQuestionAnswering):
-    pass
+    def __init__(self, config: MaelmConfig) -> None:
+        super().__init__(config)
+        self.mpnet = MaelmModel(config, add_pooling_layer=False)
+        self.post_init()

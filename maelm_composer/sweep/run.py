@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from filelock import SoftFileLease
 
-from maelm_composer.cluster import connect_ray, get_result
+from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError, first_line
 from maelm_composer.finetuning.identity import run_key
@@ -64,7 +64,7 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     tasks = list_tasks(config)
     for task in tasks:
         count_runs(config, task)  # raises if a task has no search space
-    with connect_ray():
+    with connect_ray(), ending_with_ray():
         _, num_gpus = _count_slots(config)
         # Each task's checkpoint and data are read once, on the machines that will make the runs.
         remote_inspect = ray.remote(num_cpus=1)(inspect_task)
