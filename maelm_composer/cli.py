@@ -173,14 +173,13 @@ def export(
 ) -> None:
     """Write an encoder, the baseline with its head, or a fine-tuned model as a Hugging Face folder."""
     from maelm_composer.checkpoints.export import export as write
+    from maelm_composer.checkpoints.export import push as upload
 
     if push is not None and push.count('/') != 1:
         raise InputError(f'--push {push}: write it as user/name or organisation/name')
     revisions = write(checkpoint, folder, all_checkpoints)
     print(f'exported: {folder}')
     if push is not None:
-        from maelm_composer.checkpoints.hub import push as upload
-
         print(f'pushed: {upload(revisions, push)}')
 
 

@@ -2,12 +2,12 @@
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator
-from multiprocessing.connection import wait
 from typing import Any
 
 import psutil
@@ -25,9 +25,8 @@ DEAD = 'a server process of Ray has died, most likely because memory ran out: th
 def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
     """Connect this process to Ray, without Ray's log output, while the body runs. An open connection is left as it is.
 
-    A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15. The death of a
-    server that this process has started ends the process with one line and exit code 2. A Ray on this machine may use
-    ``num_cpus`` CPUs; None: every core that this process may use.
+    A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15. A Ray on this
+    machine may use ``num_cpus`` CPUs; None: every core that this process may use.
 
     Raises:
         InputError: no cluster answers at ``RAY_ADDRESS``, or this machine is too busy to start Ray.
@@ -39,7 +38,7 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         return
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # sends no usage statistics
     os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # Ray's future default; Ray warns if it is not set
-    before, received, is_over = signal.getsignal(signal.SIGTERM), [], threading.Event()
+    before, received = signal.getsignal(signal.SIGTERM), []
 
     def stop(number: int, frame: object) -> None:
         received.append(number)
@@ -50,8 +49,6 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         _init_ray(num_cpus)
         if is_main:
             signal.signal(signal.SIGTERM, stop)
-        if hasattr(os, 'pidfd_open'):  # Linux
-            threading.Thread(target=_watch_servers, args=(is_over,), daemon=True).start()
         yield
     except SystemExit as ending:
         # Ray's own handler ends with 15 while Ray starts, and Ray's calls turn every SystemExit into one of code 1.
@@ -59,27 +56,38 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
     finally:
-        is_over.set()
         ray.shutdown()
         if is_main:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def _watch_servers(is_over: threading.Event) -> None:
-    """End this process if a server that it has started dies before ``is_over``.
+@contextlib.contextmanager
+def ending_with_ray() -> Iterator[None]:
+    """End this process with one line and exit code 2 if, during the body, a server of a Ray that it has started dies.
 
     No exception can be raised: Ray itself ends the process, without a word, as soon as its object store is gone.
     """
-    descriptors = []
-    for process in _list_servers():
-        with contextlib.suppress(ProcessLookupError):
-            descriptors.append(os.pidfd_open(process.pid))
-    while descriptors and not is_over.is_set():
-        if wait(descriptors, timeout=1) and not is_over.is_set():
-            tqdm.write(f'error: {DEAD}', file=sys.stderr)
-            os._exit(2)
-    for descriptor in descriptors:
-        os.close(descriptor)
+    is_over = threading.Event()
+
+    def watch() -> None:
+        poller, descriptors = select.poll(), []
+        for process in _list_servers():
+            with contextlib.suppress(ProcessLookupError):
+                descriptors.append(os.pidfd_open(process.pid))
+                poller.register(descriptors[-1], select.POLLIN)
+        while descriptors and not is_over.is_set():
+            if poller.poll(1000) and not is_over.is_set():
+                tqdm.write(f'error: {DEAD}', file=sys.stderr)
+                os._exit(2)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    if hasattr(os, 'pidfd_open'):  # Linux
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def _list_servers() -> list[psutil.Process]:

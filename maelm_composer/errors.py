@@ -18,6 +18,11 @@ class InputError(ValueError):
         super().__init__(message.rsplit('InputError: ', 1)[-1].strip())
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of the message, or the error's class if there is no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turn an :class:`InputError`, or an OSError such as a full disk, into one line and exit code 2; Ctrl-C, 130."""

@@ -22,7 +22,7 @@ from maelm_composer.files import parse_json, write_json
 from maelm_composer.provenance import Provenance
 
 CONTENT_HASH = 'content hash of data.remote'  # key of a pretraining run's identity
-STRICT = ConfigDict(extra='forbid', strict=True, frozen=True)
+STRICT = ConfigDict(extra='forbid', strict=True)
 AnyRecord = TypeVar('AnyRecord', bound='Record')
 
 
@@ -54,7 +54,7 @@ class Point:
 
 
 class _Checked(BaseModel):
-    model_config = STRICT
+    model_config = STRICT | ConfigDict(frozen=True)
 
 
 class Record(_Checked):

@@ -67,7 +67,7 @@ def test_a_dead_server_of_ray_ends_the_command_with_one_line(server):
     source = f"""
 import threading, time
 import psutil, ray
-from maelm_composer.cluster import connect_ray
+from maelm_composer.cluster import connect_ray, ending_with_ray
 
 def kill():
     time.sleep(1)
@@ -76,9 +76,11 @@ def kill():
     server.kill()
 
 with connect_ray(num_cpus=1):
-    large = ray.put(b'x' * 1_000_000)
-    threading.Thread(target=kill).start()
-    ray.get(ray.remote(lambda value: time.sleep(300)).remote(large))
+    with ending_with_ray():
+        large = ray.put(b'x' * 1_000_000)
+    with ending_with_ray():
+        threading.Thread(target=kill).start()
+        ray.get(ray.remote(lambda value: time.sleep(300)).remote(large))
 """
     ended = subprocess.run([sys.executable, '-c', source], capture_output=True, text=True, timeout=200)
     assert ended.returncode == 2

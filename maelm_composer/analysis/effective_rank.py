@@ -70,8 +70,6 @@ def measure_effective_rank(gram: Gram, threshold: float = THRESHOLD, centered: b
 
 def _count_leading(eigenvalues: Tensor, threshold: float) -> int:
     """How many of the largest of the (D,) ascending ``eigenvalues`` sum to ``threshold`` of the total."""
-    if not 0 < threshold <= 1:
-        raise InputError(f'threshold {threshold}: must be above 0 and at most 1')
     energy = eigenvalues.flip(0).clamp(min=0)  # rounding can leave a zero slightly negative
     shares = energy.cumsum(0) / energy.sum()
     return int((shares < threshold - ROUNDING).sum()) + 1

@@ -2,8 +2,9 @@
 
 import dataclasses
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from maelm_composer.analysis.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
-from maelm_composer.analysis.hidden_states import View, iterate_views
+from maelm_composer.analysis.hidden_states import iterate_views
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text
 from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
 from maelm_composer.checkpoints.find import find_encoder, read_recipe
@@ -24,6 +25,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
 from maelm_composer.precision import choose_in, tell
 from maelm_composer.provenance import collect_provenance
+from maelm_composer.recipe import to_plain
 from maelm_composer.records import LayerRanks, RankRecord, load_record, parse_rank, write_record
 
 RANKS = 'ranks'
@@ -41,14 +43,14 @@ class RankOptions:
     seed: int = 17  # of the masks
 
 
-@dataclass
 class _Layer:
     """Sums over the hidden states of one layer."""
 
-    real: Gram  # real tokens in inputs without [MASK]
-    kept: Gram  # real tokens in inputs with [MASK]
-    masks: Gram  # [MASK]s
-    residual: RankOneResidual  # of the rows in ``kept``
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.real = Gram(size, device)  # real tokens in inputs without [MASK]
+        self.kept = Gram(size, device)  # real tokens in inputs with [MASK]
+        self.masks = Gram(size, device)
+        self.residual = RankOneResidual()  # of the rows in ``kept``
 
 
 def analyze_ranks(
@@ -73,14 +75,18 @@ def analyze_ranks(
         InputError: an option is out of range, checkpoint or rows cannot be read, or the rows have fewer tokens than the
             encoder has dimensions.
     """
-    _check(options, data, text)
+    if data is not None and text:
+        raise InputError(f'both shards ({data}) and text files ({", ".join(text)}) are given: choose one')
+    for name in ('mlm_probability', 'threshold'):
+        if not 0 < getattr(options, name) < 1:
+            raise InputError(f'{name} {getattr(options, name)}: must be between 0 and 1')
     pretrained = load_pretrained(checkpoint, implementation)
     source = _find_rows(pretrained, checkpoint, data, text)
     home = folder or find_rank_folder(checkpoint)
     choice = choose_in(Path(home), options.precision, '--precision')
     tell(choice.notice)
     options = dataclasses.replace(options, precision=choice.precision)
-    plain: dict[str, Any] = {**asdict(options), 'precision': options.precision.name}
+    plain = to_plain(options)
     decisive = [pretrained.identity.hash, pretrained.identity.implementation, source.identity['hash'], plain]
     key = hash_json(decisive)[:16]
     path = Path(home, f'{key}.json')
@@ -116,16 +122,6 @@ def find_rank_folder(checkpoint: str) -> str:
     return RANKS if is_s3(home) else str(Path(home, RANKS))
 
 
-def _check(options: RankOptions, data: str | None, text: Sequence[str]) -> None:
-    if data is not None and text:
-        raise InputError(f'both shards ({data}) and text files ({", ".join(text)}) are given: choose one')
-    if options.max_tokens < 1:
-        raise InputError(f'max_tokens {options.max_tokens}: must be at least 1')
-    for name, value in (('mlm_probability', options.mlm_probability), ('threshold', options.threshold)):
-        if not 0 < value < 1:
-            raise InputError(f'{name} {value}: must be between 0 and 1')
-
-
 def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: Sequence[str]) -> RowSource:
     if text:
         return find_text(text, pretrained.tokenizer, pretrained.max_seq_len)
@@ -140,8 +136,8 @@ def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: 
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:
     keep_freed_memory()
     device, size = find_device(), pretrained.hidden_size
-    encoder = place_encoder(pretrained.encoder, device)
-    layers: list[_Layer] = []
+    encoder: Any = place_encoder(pretrained.encoder, device)
+    layers: defaultdict[int, _Layer] = defaultdict(lambda: _Layer(size, device))
     views = iterate_views(
         source,
         max_tokens=options.max_tokens,
@@ -152,31 +148,24 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision is Precision.bf16)
     with torch.inference_mode(), autocast, tqdm(unit=' tokens', unit_scale=True, disable=None) as progress:
         for view in views:
-            here = view.to(device)
-            _add(encoder, here, layers, size)
-            progress.update(int(here.is_real.sum()))
-    counts = {'real tokens': layers[0].kept.count, '[MASK]s': layers[0].masks.count} if layers else {'rows': 0}
-    for name, count in counts.items():
-        if count < size:
-            raise InputError(f'the rows hold {count} {name} for {size} dimensions: give more text, or raise max_tokens')
-    return layers
-
-
-def _add(encoder: Any, view: View, layers: list[_Layer], size: int) -> None:
-    """Add one batch to ``layers``; the first batch creates them."""
-    where = view.position_ids, view.segment_ids
-    for number, states in enumerate(encoder.layer_states(view.plain_ids, *where)):
-        if number == len(layers):
-            real, kept, masks = (Gram(size, states.device) for _ in range(3))
-            layers.append(_Layer(real, kept, masks, RankOneResidual()))
-        layers[number].real.add(states[view.is_real])
-    is_kept = view.is_real & ~view.is_masked
-    _, sizes = view.number_sequences()[is_kept].unique_consecutive(return_counts=True)
-    for layer, states in zip(layers, encoder.layer_states(view.masked_ids, *where), strict=True):
-        kept = states[is_kept]
-        layer.kept.add(kept)
-        layer.masks.add(states[view.is_masked])
-        layer.residual.add(kept, sizes)
+            view = view.to(device)
+            where = view.position_ids, view.segment_ids
+            for number, states in enumerate(encoder.layer_states(view.plain_ids, *where)):
+                layers[number].real.add(states[view.is_real])
+            is_kept = view.is_real & ~view.is_masked
+            _, sizes = view.number_sequences()[is_kept].unique_consecutive(return_counts=True)
+            for number, states in enumerate(encoder.layer_states(view.masked_ids, *where)):
+                kept = states[is_kept]
+                layers[number].kept.add(kept)
+                layers[number].masks.add(states[view.is_masked])
+                layers[number].residual.add(kept, sizes)
+            progress.update(int(view.is_real.sum()))
+    for name, gram in (('real tokens', layers[0].kept), ('[MASK]s', layers[0].masks)):
+        if gram.count < size:
+            raise InputError(
+                f'the rows hold {gram.count} {name} for {size} dimensions: give more text, or raise max_tokens'
+            )
+    return list(layers.values())
 
 
 def _measure(number: int, layer: _Layer, options: RankOptions) -> LayerRanks:

@@ -7,6 +7,7 @@
 - A curve that never reaches the target costs infinity.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -48,36 +49,18 @@ def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -
     """The first point of ``curve`` whose median is at least ``target``.
 
     Raises:
-        InputError: a curve without points, out of order, whose costs do not rise, or with a score that is not a number.
+        InputError: the costs do not rise.
     """
-    _check(curve)
-    if not math.isfinite(target):
-        raise InputError(f'target {target}: not a number')
+    costs = [point.get_cost(axis) for point in curve]
+    if not all(before < after for before, after in itertools.pairwise([0.0, *costs])):
+        raise InputError(f'{axis.name} of the checkpoints must rise from above 0: {costs}')
     first = next((i for i, point in enumerate(curve) if point.median >= target), None)
     if first is None:
         return Arrival(math.inf, math.inf, starts_above=False)
-    point, cost = curve[first], curve[first].get_cost(axis)
+    cost = costs[first]
     if first == 0:
         return Arrival(cost, cost, starts_above=True)
-    before, start = curve[first - 1], curve[first - 1].get_cost(axis)
-    way = (target - before.median) / (point.median - before.median)
+    before, start = curve[first - 1].median, costs[first - 1]
+    way = (target - before) / (curve[first].median - before)
     # Rounding must not make the interpolated cost exceed the checkpoint's.
     return Arrival(cost, min(start + way * (cost - start), cost), starts_above=False)
-
-
-def _check(curve: Sequence[ScoredCheckpoint]) -> None:
-    if not curve:
-        raise InputError('a curve without checkpoints has no time to accuracy')
-    for point in curve:
-        if not point.scores or not all(map(math.isfinite, point.scores.values())):
-            raise InputError(f'checkpoint at {point.samples} samples: scores {point.scores} are not all numbers')
-        if len(point.scores) != len(curve[0].scores):
-            raise InputError(
-                f'checkpoint at {point.samples} samples: {len(point.scores)} seeds, {len(curve[0].scores)} at the first'
-            )
-    has_flops = all(point.flops is not None for point in curve)
-    for axis in Axis if has_flops else (Axis.hours, Axis.samples):
-        costs = [point.get_cost(axis) for point in curve]
-        rises = all(before < after for before, after in zip([0.0, *costs], costs, strict=False))
-        if not rises or not math.isfinite(costs[-1]):
-            raise InputError(f'{axis.name} of the checkpoints must rise from above 0: {costs}')

@@ -125,7 +125,7 @@ def _describe_results(found: EncoderFolder, record: Pretraining | None, finetune
     results: dict[str, float] = {}
     if finetuned is not None:
         results = finetuned.metrics
-    elif isinstance(record, PretrainingRecord) and record.samples == found.read_progress().get('samples'):
+    elif isinstance(record, PretrainingRecord) and record.samples == found.read_description().get('samples'):
         results = {'validation loss (nats)': record.eval_loss, 'accuracy at masked positions': record.eval_accuracy}
     rows = ''.join(f'| {name} | {value:.4f} |\n' for name, value in results.items())
     return f'## Results\n\n| metric | value |\n|---|---|\n{rows}\n' if rows else ''

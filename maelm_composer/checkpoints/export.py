@@ -1,4 +1,4 @@
-"""Exporting our checkpoints as folders that Hugging Face's Auto classes load (docs/export.md)."""
+"""Exporting our checkpoints as folders that Hugging Face's Auto classes load, and uploading them (docs/export.md)."""
 
 import os
 import shutil
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import HfApi
 from torch import Tensor
 
 from maelm_composer.checkpoints import modeling_maelm
 from maelm_composer.checkpoints.card import name_auto_class, write_card
 from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, list_checkpoints, read_weights
 from maelm_composer.checkpoints.huggingface import export_encoder
-from maelm_composer.checkpoints.names import FINETUNED, WEIGHTS
+from maelm_composer.checkpoints.names import WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pretrained, set_to_masked_text
 from maelm_composer.data.tokenizer import write_tokenizer
 from maelm_composer.errors import InputError
@@ -74,9 +75,41 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
     return revisions | {MAIN: list(revisions.values())[-1]}
 
 
+def push(revisions: Mapping[str, Path], repo: str) -> str:
+    """Upload each folder to the branch of its name, on the Hugging Face Hub or the server that ``HF_ENDPOINT`` names.
+
+    A repository that does not exist is created as a private one, since the card's licence is yet to be filled in.
+
+    Args:
+        revisions: the result of :func:`export`.
+        repo: ``user/name`` or ``organisation/name``.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        InputError: the server cannot be reached or refuses. The exported folders and the uploaded files stay.
+    """
+    api, revision = HfApi(), MAIN
+    try:
+        address = str(api.create_repo(repo, private=True, exist_ok=True))
+        for revision, folder in revisions.items():
+            if revision != MAIN:
+                api.create_branch(repo, branch=revision, exist_ok=True)
+            api.upload_folder(repo_id=repo, folder_path=folder, revision=revision)
+    except Exception as error:  # the classes differ between releases of huggingface_hub
+        reason = ' '.join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f'{revisions[revision]} is exported, but not pushed to {repo} at {api.endpoint}: {reason}. Log in with '
+            f'`hf auth login` or HF_TOKEN, then upload it with `hf upload {repo} {revisions[revision]} . --revision '
+            f'{revision}`{", and the other checkpoints likewise" if len(revisions) > 1 else ""}'
+        ) from None
+    return address
+
+
 def _write_folder(found: EncoderFolder, folder: Path) -> None:
     pretrained = load_pretrained(found.uri)
-    description = found.read_json(FINETUNED) if found.run is None else {}
+    description = found.read_description() if found.run is None else {}
     model = build_stock_model(pretrained, description, read_weights(found, 'head.')[0])
     tokenizer = pretrained.tokenizer
     if type(model).__name__.endswith(_MASKED_LM):

@@ -43,21 +43,16 @@ class EncoderFolder:
     def tokenizer(self) -> str:
         return join(self.run or self.uri, TOKENIZER)
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        """The content of a JSON file beside the weights; empty if the file does not exist."""
-        content = read_file(join(self.uri, name))
-        return {} if content is None else parse_json(content, join(self.uri, name))
-
-    def read_progress(self) -> dict[str, Any]:
-        """The content of progress.json; empty for a fine-tuned model.
+    def read_description(self) -> dict[str, Any]:
+        """The content of finetuned.json, or of progress.json beside the weights of a pretraining run.
 
         Raises:
-            InputError: a checkpoint of a pretraining run has no such file.
+            InputError: the file is missing or damaged.
         """
-        progress = self.read_json(PROGRESS)
-        if self.run is not None and not progress:
-            raise InputError(f'{join(self.uri, PROGRESS)} is missing: restore the file, or choose another checkpoint')
-        return progress
+        uri = join(self.uri, FINETUNED if self.run is None else PROGRESS)
+        if (content := read_file(uri)) is None:
+            raise InputError(f'{uri} is missing: restore the file, or choose another checkpoint')
+        return parse_json(content, uri)
 
     def read_record(self) -> Pretraining | None:
         """The record of the pretraining run; None for a fine-tuned model.
@@ -127,7 +122,7 @@ def list_checkpoints(run: str) -> list[EncoderFolder]:
 def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
     """The model section of a run's recipe, or of a fine-tuned model's description."""
     if checkpoint.run is None:
-        plain: dict[str, Any] = checkpoint.read_json(FINETUNED)['config'] | {'decoder': None}
+        plain: dict[str, Any] = checkpoint.read_description()['config'] | {'decoder': None}
         for field in dataclasses.fields(ModelConfig):
             if isinstance(field.default, Enum):
                 plain[field.name] = type(field.default)[plain[field.name]]
@@ -138,8 +133,7 @@ def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
 def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, Tensor], str]:
     """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex)."""
     uri = join(checkpoint.uri, WEIGHTS)
-    described = checkpoint.read_json(FINETUNED) if checkpoint.run is None else checkpoint.read_progress()
-    hashes = described.get('hashes', {})
+    hashes = checkpoint.read_description().get('hashes', {})
     with _as_local_file(uri) as path:
         digest = hash_file(path)
         if digest != hashes.get(WEIGHTS, digest):

@@ -64,11 +64,8 @@ def explain_unsupported(config: PretrainedConfig) -> str | None:
 def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Convert the config and the state dict of a Hugging Face base model, whose names have no prefix, to ours.
 
-    Raises:
-        InputError: our encoder cannot compute this model.
+    :func:`explain_unsupported` must have found that our encoder can compute this model.
     """
-    if (obstacle := explain_unsupported(config)) is not None:
-        raise InputError(f'our encoder cannot compute this model: {obstacle}')
     offset = position_offset(config)
     is_mpnet = isinstance(config, MPNetConfig)
     model = ModelConfig(

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.checkpoints.find import find_encoder, read_recipe, read_weights
-from maelm_composer.checkpoints.pretrained import load_weights, read_tokenizer, set_to_masked_text
+from maelm_composer.checkpoints.pretrained import build, read_tokenizer, set_to_masked_text
 from maelm_composer.config import AttentionBackend
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID
 from maelm_composer.device import find_device
@@ -54,13 +54,11 @@ class MaskPredictor:
         recipe = read_recipe(found)
         tokenizer = read_tokenizer(found, recipe.model)
         set_to_masked_text(tokenizer)
-        with torch.random.fork_rng(devices=[]):
-            model = MaskedLanguageModel(recipe.model)
-        load_weights(model, read_weights(found, '')[0], checkpoint)
+        model = build(MaskedLanguageModel, recipe.model, read_weights(found, '')[0], checkpoint)
         device = find_device()
         if device.type == 'cuda':  # not flex: FlexAttention would compile a kernel for each length of rows
             model.select_attention(AttentionBackend.sdpa, device.type)
-        return cls(model.eval().to(device), tokenizer, build_collator(recipe), recipe.model.max_seq_len, device)
+        return cls(model.to(device), tokenizer, build_collator(recipe), recipe.model.max_seq_len, device)
 
     def encode(self, texts: Sequence[str]) -> Batch:
         """B texts -> a batch of rows ``[CLS] text [SEP]``, padded to the longest.

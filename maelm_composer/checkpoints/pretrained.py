@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import huggingface_hub.utils.logging as hub_logging
 import torch
@@ -29,15 +29,16 @@ from maelm_composer.checkpoints.huggingface import (
     position_offset,
 )
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig, MaelmModel
-from maelm_composer.checkpoints.names import FINETUNED, TOKENIZER, TOKENIZER_FILE
+from maelm_composer.checkpoints.names import TOKENIZER, TOKENIZER_FILE
 from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
 from maelm_composer.data.manifest import read_tokenizer_files
 from maelm_composer.data.storage import join
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, first_line
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.records import EncoderIdentity
 
 ENCODER = 'encoder.'
+Module = TypeVar('Module', bound=nn.Module)
 # By default Transformers asks on a terminal whether to run a folder's code.
 NO_CODE: dict[str, Any] = {'trust_remote_code': False}
 HUB_NAME = re.compile(r'[\w-][\w.-]*(/[\w-][\w.-]*)?')
@@ -56,7 +57,6 @@ class Pretrained:
     encoder: nn.Module  # has the interface of model.encoder.Encoder
     hidden_size: int
     max_seq_len: int
-    vocab_size: int
     tokenizer: PreTrainedTokenizerFast  # takes a special token's name in a text ("[MASK]") for ordinary characters
     identity: EncoderIdentity
     config: ModelConfig | None  # None if ``encoder`` is a HuggingFaceEncoder
@@ -87,9 +87,9 @@ def load_pretrained(
         config = dataclasses.replace(config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     tokenizer = read_tokenizer(found, config)
     weights, digest = read_weights(found, ENCODER)
-    encoder = build_encoder(config, weights, checkpoint)
+    encoder = build(Encoder, config, weights, checkpoint)
     identity = _identify(found.uri, digest, _read_origin(found))
-    return Pretrained(encoder, config.hidden_size, config.max_seq_len, config.vocab_size, tokenizer, identity, config)
+    return Pretrained(encoder, config.hidden_size, config.max_seq_len, tokenizer, identity, config)
 
 
 def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrainedTokenizerFast:
@@ -121,23 +121,20 @@ def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrained
     return _set_to_raw_text(tokenizer)
 
 
-def build_encoder(config: ModelConfig, weights: Mapping[str, Tensor], checkpoint: str) -> Encoder:
-    """Our encoder with these weights, in evaluation mode. torch's global generator keeps its state.
+def build(
+    module: Callable[[ModelConfig], Module], config: ModelConfig, weights: Mapping[str, Tensor], checkpoint: str
+) -> Module:
+    """``module(config)`` with all its ``weights``, in evaluation mode. torch's global generator keeps its state.
 
     Args:
+        module: :class:`Encoder` or :class:`MaskedLanguageModel`.
         checkpoint: the name that an error message gives the weights.
 
     Raises:
-        InputError: a name or a shape in ``weights`` differs from the encoder's.
+        InputError: a name or a shape in ``weights`` differs from the module's.
     """
     with torch.random.fork_rng(devices=[]):
-        encoder = Encoder(config)
-    load_weights(encoder, weights, checkpoint)
-    return encoder.eval()
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Load all ``weights`` of ``model``; arguments and errors as in :func:`build_encoder`."""
+        model = module(config)
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in weights.items()}
     for name in sorted(expected.keys() | given.keys()):
@@ -147,6 +144,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
                 f'{expected.get(name, "not there")} in the model'
             )
     model.load_state_dict(weights)
+    return model.eval()
 
 
 def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
@@ -191,13 +189,13 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
     encoder: nn.Module = HuggingFaceEncoder(model)
     if obstacle is None and implementation is not Implementation.huggingface:
         config, ours = import_encoder(theirs, weights)
-        encoder = build_encoder(config, ours, name)
+        encoder = build(Encoder, config, ours, name)
     rows = getattr(theirs, 'max_position_embeddings', None) or tokenizer.model_max_length
     max_seq_len = int(rows) - position_offset(theirs)
     digest = _hash_content(weights, architecture, tokenizer.backend_tokenizer.to_str())
     identity = _identify(name, digest, {}, is_ours=config is not None)
     tokenizer = _set_to_raw_text(tokenizer)
-    return Pretrained(encoder, theirs.hidden_size, max_seq_len, theirs.vocab_size, tokenizer, identity, config)
+    return Pretrained(encoder, theirs.hidden_size, max_seq_len, tokenizer, identity, config)
 
 
 def _identify(uri: str, digest: str, origin: Mapping[str, Any], is_ours: bool = True) -> EncoderIdentity:
@@ -207,12 +205,10 @@ def _identify(uri: str, digest: str, origin: Mapping[str, Any], is_ours: bool = 
 
 
 def _read_origin(checkpoint: EncoderFolder) -> dict[str, Any]:
-    if checkpoint.run is None:
-        return checkpoint.read_json(FINETUNED).get('checkpoint', {})
-    progress, record = checkpoint.read_progress(), checkpoint.read_record()
+    described, record = checkpoint.read_description(), checkpoint.read_record()
     if record is None:
-        return progress
-    return progress | {'run_name': record.run_name, 'recipe_hash': record.provenance.recipe_hash}
+        return described.get('checkpoint', {})
+    return described | {'run_name': record.run_name, 'recipe_hash': record.provenance.recipe_hash}
 
 
 def _set_dropout(name: str, config: PretrainedConfig, dropout: float) -> None:
@@ -283,8 +279,8 @@ def _one_line(name: str) -> Iterator[None]:
     except InputError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ImportError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f'{name}: neither a checkpoint of ours nor a Hugging Face encoder: {reason}') from None
+        found = f'{name}: neither a checkpoint of ours nor a Hugging Face encoder'
+        raise InputError(f'{found}: {first_line(error)}') from None
     finally:
         logging.set_verbosity(verbosity)
         hub_logging.set_verbosity(hub_verbosity)

@@ -13,14 +13,14 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from maelm_composer.checkpoints.names import FINETUNED, TOKENIZER, WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained
 from maelm_composer.config import SpanConfig
 from maelm_composer.data.tokenizer import write_tokenizer
-from maelm_composer.files import apply_umask, hash_file, write_json, writing_tensors
+from maelm_composer.files import hash_file, write_bytes, write_json
 from maelm_composer.recipe import to_plain
 from maelm_composer.tasks.catalogue import SPAN, Task
 
@@ -41,12 +41,9 @@ def save_model(
         'span': asdict(span) if task.kind == SPAN else {},
         'checkpoint': asdict(pretrained.identity),
     }
-    plain = {name: value.contiguous() for name, value in weights.items()}
+    content = save({name: value.contiguous() for name, value in weights.items()}, {'format': 'pt'})
     try:
-        staged.mkdir(parents=True)
-        with writing_tensors(staged / WEIGHTS):
-            save_file(plain, staged / WEIGHTS, {'format': 'pt'})
-        apply_umask(staged / WEIGHTS)
+        write_bytes(staged / WEIGHTS, content)
         write_json(staged / FINETUNED, description | {'hashes': {WEIGHTS: hash_file(staged / WEIGHTS)}})
         write_tokenizer(pretrained.tokenizer, staged / TOKENIZER)
         shutil.rmtree(folder, ignore_errors=True)

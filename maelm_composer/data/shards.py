@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import entr  # -p log p
 from tqdm import tqdm
 
-from maelm_composer.cluster import connect_ray, get_result
+from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents, name_sources
@@ -160,7 +160,7 @@ def _convert(
             counts[split] += record[split].pop('id_counts')
         records[task] = record
 
-    with connect_ray(num_workers):
+    with connect_ray(num_workers), ending_with_ray():
         at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
         remote_task = ray.remote(num_cpus=1, max_retries=3)(_run_task)
         shared = ray.put((tokenizer_json, config, recipe_hash))

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from maelm_composer.checkpoints.find import find_encoder, read_weights
-from maelm_composer.checkpoints.names import FINETUNED
 from maelm_composer.checkpoints.pretrained import load_pretrained, place_encoder
 from maelm_composer.config import Precision, SpanConfig, TaskKind
 from maelm_composer.device import find_device
@@ -37,8 +36,9 @@ def predict_file(
         InputError: the model or the file cannot be read, or the format is not the task's.
     """
     found = find_encoder(saved_model)
-    if found is None or found.run is not None or not (description := found.read_json(FINETUNED)):
+    if found is None or found.run is not None:
         raise InputError(f'{saved_model} is no fine-tuned model: make one with saves_model=true')
+    description = found.read_description()
     task = _restore_task(description)
     if target.suffix not in {'.jsonl', '.json' if task.kind == SPAN else '.tsv'}:
         raise InputError(f'{target}: predictions of {task.name} cannot be written as {target.suffix}; use {FORMATS}')

@@ -15,12 +15,12 @@ from typing import Any
 import ray
 from filelock import SoftFileLease
 
-from maelm_composer.cluster import connect_ray, get_result
-from maelm_composer.config import FinetuningConfig, Precision
-from maelm_composer.errors import InputError
+from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
+from maelm_composer.config import FinetuningConfig
+from maelm_composer.errors import InputError, first_line
 from maelm_composer.finetuning.identity import run_key
 from maelm_composer.finetuning.run import find_finished
-from maelm_composer.precision import choose, tell
+from maelm_composer.precision import tell
 from maelm_composer.records import FailedFinetuning, Finetuning
 from maelm_composer.sweep.lease import is_free, open_lease
 from maelm_composer.sweep.report import Progress, Standing, print_result
@@ -33,7 +33,7 @@ from maelm_composer.sweep.search import (
     plan_grid,
     plan_repeats,
 )
-from maelm_composer.sweep.worker import Facts, choose_precision, first_line, inspect_task, make_run, record_failure
+from maelm_composer.sweep.worker import Facts, choose_precision, inspect_task, make_run, record_failure
 from maelm_composer.tasks.catalogue import Task
 
 STOPPED = 'stopped: the runs that ended are recorded, and the same command does the others'
@@ -64,17 +64,14 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     tasks = list_tasks(config)
     for task in tasks:
         count_runs(config, task)  # raises if a task has no search space
-    with connect_ray():
+    with connect_ray(), ending_with_ray():
         _, num_gpus = _count_slots(config)
         # Each task's checkpoint and data are read once, on the machines that will make the runs.
         remote_inspect = ray.remote(num_cpus=1)(inspect_task)
         references = {task.name: remote_inspect.remote(config, task, os.getcwd()) for task in tasks}
         facts = {name: get_result(reference) for name, reference in references.items()}
-        if config.precision is not Precision.auto:
-            choice = choose(config.precision, 'precision')
-        else:  # measured where the runs will be
-            remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
-            choice = get_result(remote_choose.remote(config, os.getcwd()))
+        remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
+        choice = get_result(remote_choose.remote(config, os.getcwd()))
         tell(choice.notice)
         return _Sweep(dataclasses.replace(config, precision=choice.precision), tasks, facts).run()
 

@@ -11,7 +11,7 @@ import torch
 from filelock import Timeout
 
 from maelm_composer.config import FinetuningConfig
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, first_line
 from maelm_composer.finetuning.identity import describe_run
 from maelm_composer.finetuning.run import find_finished, finetune, load_encoder
 from maelm_composer.precision import Choice, choose_in
@@ -81,10 +81,6 @@ def record_failure(
     if find_finished(dataclasses.replace(config, saves_model=False), key) is None:
         write_record(Path(config.save_folder, f'{key}.json'), record)
     return record
-
-
-def first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _enter(config: FinetuningConfig, folder: str) -> None:

@@ -55,14 +55,13 @@ def _measure(metric: str, predictions: np.ndarray, labels: np.ndarray) -> tuple[
             correlation = _correlate(predictions, labels)
             first, second = ((values - values.mean()) / values.std() for values in (predictions, labels))
             return correlation, first * second - correlation * (first**2 + second**2) / 2
-        case 'spearman':
+        case _:  # spearman
             ranks = rankdata(predictions), rankdata(labels)
             first, second = ((values - 0.5) / len(values) for values in ranks)
             # An example contributes its own two ranks and raises the ranks of all examples above it.
             shifts = _sum_from(first, second) + _sum_from(second, first)
             found = (first * second + shifts) / (first.std() * second.std())
             return _correlate(*ranks), found - found.mean()
-    raise ValueError(f'no metric {metric}')
 
 
 def _sum_from(ranks: np.ndarray, values: np.ndarray) -> np.ndarray:

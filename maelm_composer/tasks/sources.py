@@ -15,7 +15,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from maelm_composer.config import TaskDataConfig, TaskSource
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, first_line
 from maelm_composer.tasks.catalogue import CLASSIFICATION, HUB_SPLITS, REGRESSION, SPAN, TRAIN, Task
 from maelm_composer.tasks.demo import make_demo_tables
 
@@ -171,10 +171,10 @@ def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
     try:
         dataset = datasets.load_dataset(name, subset, split=hub_split)
     except Exception as error:  # a missing network or a moved dataset raises one of many types
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = f'tasks.{task.name}.files' if task.is_own else 'data.source=files data.folder=FOLDER'
         raise InputError(
-            f'dataset {name} cannot be fetched from the Hugging Face Hub: {reason}; without network use {remedy}'
+            f'dataset {name} cannot be fetched from the Hugging Face Hub: {first_line(error)}; without network use '
+            f'{remedy}'
         ) from None
     finally:
         if not was_disabled:

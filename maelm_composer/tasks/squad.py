@@ -6,7 +6,7 @@ includes all four special tokens. The authors' code counts three, so that a wind
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from tokenizers import Encoding
 
 from maelm_composer.config import SpanConfig
 from maelm_composer.console import track
-from maelm_composer.errors import InputError
 from maelm_composer.tasks.sources import SpanExample
 
 MAX_START_ERROR = 20  # characters between the recorded start of an answer and its occurrence in the context
@@ -44,9 +43,7 @@ def build_windows(
     Args:
         tokenizer: a fast Hugging Face tokenizer.
         max_seq_len: the greatest length of a window in tokens, special tokens included.
-
-    Raises:
-        InputError: ``max_seq_len`` leaves no room for the passage.
+        span: its ``max_query_length`` leaves room for the passage, see :func:`examples.fit_span`.
     """
     special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
     texts: dict[str, Encoding] = {}
@@ -99,11 +96,6 @@ def _cut(
     head = [cls, *question_ids[: span.max_query_length], sep, sep]
     ids, offsets = passage.ids, passage.offsets
     budget, length = max_seq_len - len(head) - 1, len(ids)
-    if budget < 1:
-        raise InputError(
-            f'max_seq_len {max_seq_len} leaves no room for the passage: question and special tokens take '
-            f'{len(head) + 1}; set a smaller span.max_query_length'
-        )
     # PAPER-SILENT: in short windows, the stride is reduced to half of a window's passage tokens.
     step = min(span.doc_stride, max(1, budget // 2))
     starts = range(0, max(1, length - budget + step), step)
@@ -135,7 +127,7 @@ def _find_best_context(starts: range, budget: int, length: int) -> np.ndarray:
 def predict_answers(
     examples: Sequence[SpanExample],
     windows_of_example: Sequence[Sequence[Window]],
-    scores: Sequence[np.ndarray],
+    scores: Iterable[np.ndarray],
     span: SpanConfig,
 ) -> list[dict[str, Any]]:
     """The best answer text of every question, a slice of its context.
@@ -150,20 +142,16 @@ def predict_answers(
         none; ``null_score_difference``, the score of "no answer", the least over the windows, minus the text's score.
 
     Raises:
-        ValueError: the number of arrays is not the number of windows, or an array contains NaN.
+        ValueError: an array contains NaN.
     """
-    total = sum(len(windows) for windows in windows_of_example)
-    if total != len(scores):
-        raise ValueError(f'{total} windows, but {len(scores)} rows of scores')
-    predictions, first = [], 0
+    predictions, rows = [], iter(scores)
     pairs = zip(examples, windows_of_example, strict=True)
     for example, windows in track(pairs, len(examples), 'answers', 'questions'):
         nulls, found = [], []
-        for window, row in zip(windows, scores[first : first + len(windows)], strict=True):
+        for window, row in zip(windows, rows, strict=False):  # the next example's rows follow
             start, end = row[: len(window.input_ids)].T
             nulls.append(float(start[0]) + float(end[0]))
             found.append(_find_best_text(example.context, window, start, end, span))
-        first += len(windows)
         null = float(np.min(nulls, initial=np.inf))  # NaN stays NaN
         if not np.isfinite(null):
             raise ValueError(f'question {example.id}: the score of "no answer" is {null}')

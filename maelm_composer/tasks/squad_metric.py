@@ -28,14 +28,7 @@ def score_questions(
         ``best_exact`` and ``best_f1`` at the threshold that is best for these questions, and that threshold
         (``best_exact_threshold``, ``best_f1_threshold``).
         A dictionary of the questions' scores, (Q,), for ``exact``, ``f1``, ``best_exact`` and ``best_f1``.
-
-    Raises:
-        ValueError: there is no question, or a question has no prediction or no difference.
     """
-    if not gold:
-        raise ValueError('there is no question to evaluate')
-    if missing := [key for key in gold if key not in predictions or key not in null_score_difference]:
-        raise ValueError(f'{len(missing)} questions have no prediction, {missing[0]} the first')
     has_answer = np.array([bool(answers) for answers in gold.values()])
     difference = np.array([null_score_difference[key] for key in gold], float)
     has_text = np.array([bool(predictions[key]) for key in gold])

@@ -127,9 +127,3 @@ def test_directions_are_orthonormal_and_hold_the_threshold():
 def test_rows_without_a_rank_are_refused(rows):
     with pytest.raises(InputError, match='effective rank'):
         measure_effective_rank(gram_of(rows))
-
-
-@pytest.mark.parametrize('threshold', [0.0, 1.5])
-def test_a_threshold_out_of_range_is_refused(threshold):
-    with pytest.raises(InputError, match='threshold'):
-        measure_effective_rank(gram_of(torch.eye(3)), threshold)

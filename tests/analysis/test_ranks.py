@@ -193,10 +193,10 @@ def test_bad_input_is_named(folder, measure, tmp_path, roberta):
         ({'data': 'x', 'text': ['y']}, 'choose one'),
         ({'data': str(tmp_path)}, 'no shards'),
         ({'text': [str(tmp_path / 'none.txt')]}, 'matches no file'),
-        ({'text': [str(tmp_path / 'short.txt')]}, '0 rows for 32 dimensions'),
+        ({'text': [str(tmp_path / 'short.txt')]}, '0 real tokens for 32 dimensions'),
         ({'options': RankOptions(max_tokens=50)}, r'\[MASK\]s for 32 dimensions'),
         ({'options': RankOptions(threshold=1.0)}, 'threshold 1.0'),
-        ({'options': RankOptions(max_tokens=0)}, 'max_tokens 0'),
+        ({'options': RankOptions(max_tokens=0)}, 'raise max_tokens'),
     ):
         with pytest.raises(InputError, match=message):
             measure(**arguments)

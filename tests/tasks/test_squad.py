@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.config import SpanConfig, TokenizerConfig
 from maelm_composer.data.tokenizer import save_tokenizer, train_tokenizer
-from maelm_composer.errors import InputError
 from maelm_composer.tasks.sources import SpanExample
 from maelm_composer.tasks.squad import build_windows, predict_answers, tokenize_texts
 
@@ -76,11 +75,6 @@ def test_a_window_is_never_too_long_and_the_windows_lose_nothing(tokenizer, max_
         assert passage_of(window) == passage.ids[first : first + max_seq_len - 13]
         seen = seen[:first] + passage_of(window)
     assert seen == passage.ids
-
-
-def test_a_row_without_room_for_the_passage_is_refused(tokenizer):
-    with pytest.raises(InputError, match='max_seq_len 13 leaves no room'):
-        build(tokenizer, max_seq_len=13, question=CONTEXT, max_query_length=9)
 
 
 @pytest.mark.parametrize('answer', ['France', 'The Normans', 'São Tomé', 'naïve café', '東京', '11th', 'theirs', '京'])
@@ -198,11 +192,9 @@ def test_masked_scores_are_no_candidates(tokenizer):
     assert predict([window], [start], [end]) == {'id': 'q', 'prediction': '', 'null_score_difference': 2.0}
 
 
-def test_scores_that_do_not_fit_are_refused(tokenizer):
+def test_scores_that_are_no_numbers_are_refused(tokenizer):
     (window,) = build(tokenizer, is_training=False)
     good = np.zeros(200)
-    with pytest.raises(ValueError, match='1 windows, but 2 rows'):
-        predict([window], [good, good], [good, good])
     for bad_place in (0, window.passage_start):
         bad = good.copy()
         bad[bad_place] = np.nan
