@@ -35,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--seed', type=int, default=1, help='of the faults')
     parser.addoption('--steps', type=int, default=20_000, help='of test_long_run.py')
     parser.addoption('--jobs', default='', help='jobs that faults are inflicted on; default: all')
+    parser.addoption('--kind', action='append', default=[], help='kind of fault, as in docs/faults.md; default: all')
+    parser.addoption('--without', action='append', default=[], help='kind of fault that is left out')
     parser.addoption('--results', default=str(RESULTS), help='folder of records, tables and figures')
 
 

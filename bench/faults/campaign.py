@@ -1,6 +1,6 @@
-"""Runs faults one after another and writes a row for each; a campaign that was interrupted goes on where it stopped."""
+"""Inflicts faults on jobs and compares what they make; table.py keeps the rows."""
 
-import csv
+import contextlib
 import os
 import random
 import re
@@ -8,27 +8,25 @@ import shutil
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.faults.command import Command, Limits
-from bench.faults.faults import Fault, Kind, Outcome, draw
+import psutil
+
+from bench.faults.command import Command, Limits, find_clock
+from bench.faults.faults import Fault, Kind, Outcome
 from bench.faults.jobs import INPUTS, JOBS, Bucket, Job, copy_needs, describe_results, write_inputs
-from maelm_composer.config import CorpusConfig
-from maelm_composer.provenance import collect_provenance
+from bench.faults.memory import memory_group
+from maelm_composer.errors import InputError
 from tests.faulty_s3 import FaultyS3
 
-COLUMNS = [
-    *('number', 'seed', 'git_revision', 'group', 'kind', 'job', 'at', 'target'),
-    *('outcome', 'starts', 'seconds_lost', 'said'),
-]
 LONGEST = 400.0  # seconds of one start, on a loaded machine
 MOST_STARTS = 4
 UNLIMITED = Limits()
 ONE_CORE = Limits(cores=frozenset({min(UNLIMITED.cores)}))
+YESTERDAY = Limits(clock=find_clock())
 RANK_KILLED = {256 - signal.SIGKILL, 256 - signal.SIGTERM}  # of Composer's launcher
 FIRST_LINE, LAST_LINE = 'parameters  ', 'log and checkpoints: '  # of a training
 STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
@@ -42,6 +40,22 @@ def strip_paths(said: str, work: Path) -> str:
     """What a job said, in one line, without the places where this machine has the job and its packages."""
     said = ' '.join(said.split()).replace(f'{work}/', '').replace(str(work), '.')
     return re.sub(r'(?<![\w.:/])/[^\s"\']*/(?:site-packages|lib/python[\d.]+)/', '', said)
+
+
+def assert_possible(kinds: Sequence[Kind]) -> None:
+    """Raise InputError if this machine lacks what one of the ``kinds`` needs."""
+    for kind in kinds:
+        lack = ''
+        if kind.clock_back and YESTERDAY.clock is None:
+            lack = 'libfaketime, of the package faketime'
+        if kind.is_out_of_memory:
+            try:
+                with memory_group():
+                    pass
+            except OSError as error:
+                lack = f'root and a memory cgroup that it may write to ({error})'
+        if lack:
+            raise InputError(f'{kind.name!r} needs {lack}; --without {kind.name!r} leaves these faults out')
 
 
 class Defect(Exception):
@@ -86,6 +100,7 @@ class Campaign:
             'AWS_DEFAULT_REGION': 'us-east-1',
             'AWS_MAX_ATTEMPTS': '1',
             'OMP_NUM_THREADS': '1',
+            'RAY_worker_niceness': '0',  # Ray's workers would yield to all that a loaded machine does
             'MPLCONFIGDIR': str(folder / 'matplotlib'),
         }
         os.environ.update(self.environment)  # the bucket below and the server of forks take it from there
@@ -141,7 +156,7 @@ class Campaign:
         return describe_results(job, self.work)
 
     def inflict(self, fault: Fault) -> dict[str, object]:
-        """Run the job with the fault, then again until it ends, and compare; returns the row."""
+        """Run the job with the fault, then again until it ends, and compare; returns what came of it."""
         job = JOBS[fault.job]
         self.target, self.starts, self.begun = '', 0, time.monotonic()
         self._prepare(job)
@@ -154,9 +169,13 @@ class Campaign:
         except Defect as defect:
             outcome, told = Outcome.defect, str(defect)
         lost = time.monotonic() - self.begun - self.seconds[job.name]
-        what = (fault.number, '', '', fault.kind.group, fault.kind.name, job.name, f'{fault.at:.3f}', self.target)
-        row = (*what, outcome.value, self.starts, f'{lost:.1f}', strip_paths(told, self.work))
-        return dict(zip(COLUMNS, row, strict=True))
+        return {
+            'target': self.target,
+            'outcome': outcome.value,
+            'starts': self.starts,
+            'seconds_lost': f'{lost:.1f}',
+            'said': strip_paths(told, self.work),
+        }
 
     def _run_with(self, job: Job, fault: Fault) -> str:
         """Run the job to its end; returns the first line of error on the way."""
@@ -184,10 +203,11 @@ class Campaign:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
                 path.chmod(0o644)
+        after = ONE_CORE if fault.kind.fewer_cores else YESTERDAY if fault.kind.clock_back else UNLIMITED
         while ending.code != 0:
             if self.starts == MOST_STARTS:
                 raise Defect(f'does not end after {MOST_STARTS} starts: {ending.said[-300:]!r}')
-            ending = self._finish(self._start(job, ONE_CORE if fault.kind.fewer_cores else UNLIMITED))
+            ending = self._finish(self._start(job, after))
             told = told or ending.line
         return told
 
@@ -204,6 +224,22 @@ class Campaign:
         mount('-o', f'remount,{option}', str(self.work))
 
     def _disturb(self, job: Job, fault: Fault, limits: Limits) -> Ending:
+        if not fault.kind.is_out_of_memory:
+            return self._finish(self._start_and_hit(job, fault, limits))
+        with memory_group() as group:
+            command = self._start_and_hit(job, fault, replace(limits, memory_group=group.folder))
+            processes = command.list_processes()
+            place = fault.choice % (len(processes) + 1)  # one of them, or whichever the kernel chooses
+            victim = processes[place] if place < len(processes) else None
+            if victim is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self.target = f'{victim.name()}, {place} of {len(processes) - 1}'
+            if not group.lack(lambda: command.is_running, victim.pid if victim else None) and command.is_running:
+                raise Defect('the kernel has killed no process')
+            return self._finish(command)
+
+    def _start_and_hit(self, job: Job, fault: Fault, limits: Limits) -> Command:
+        """Start the command, and inflict the fault at its moment."""
         kind = fault.kind
         command = self._start(job, limits)
         while command.wait(fault.at * self.seconds[job.name]) and not (kind.limit or kind.disk):
@@ -219,16 +255,18 @@ class Campaign:
         if kind.damage:
             command.signal(signal.SIGKILL)
         self._hit(command, kind, fault.choice, fault.lasts)
-        return self._finish(command)
+        return command
 
     def _hit(self, command: Command, kind: Kind, choice: int, lasts: float) -> None:
         """Send the signal of ``kind``, or let the command or the server stand still."""
         if kind.signal is not None:
             command.signal(kind.signal, choice if kind.of_child else None, to_all=kind.of_all)
         if kind.pause is not None:
-            command.signal(signal.SIGSTOP)
-            time.sleep(kind.pause)
-            command.signal(signal.SIGCONT)
+            stopped = command.signal(signal.SIGSTOP, choice if kind.of_child else None)
+            command.wait(kind.pause)
+            for process in stopped:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
         if kind.server is not None:
             self._take_server_away(kind.server, lasts)
 
@@ -285,41 +323,3 @@ class Campaign:
             if found.get(name) != wanted.get(name):
                 state = 'is missing' if name not in found else 'is too much' if name not in wanted else 'differs'
                 raise Defect(f'{name} {state}')
-
-
-def run_campaign(folder: Path, table: Path, count: int, seed: int, jobs: Sequence[str]) -> list[dict[str, str]]:
-    """Inflict the faults 0 to ``count`` that have no row without a defect; returns the last row of each."""
-    ended = {(row['seed'], row['number']) for row in read_last_rows(table) if row['outcome'] != Outcome.defect.value}
-    left = [number for number in range(count) if (str(seed), str(number)) not in ended]
-    if left:
-        campaign = Campaign(folder, jobs)
-        table.parent.mkdir(parents=True, exist_ok=True)
-        revision = collect_provenance(CorpusConfig()).git_revision
-        for number in left:
-            row = campaign.inflict(draw(number, seed, jobs)) | {'seed': seed, 'git_revision': revision}
-            with table.open('a', newline='', encoding='utf-8') as file:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-                if file.tell() == 0:
-                    writer.writeheader()
-                writer.writerow(row)
-            print(*row.values(), sep='  ', flush=True)
-    return read_last_rows(table)
-
-
-def read_last_rows(table: Path) -> list[dict[str, str]]:
-    """The last row of each fault: one that had shown a defect is inflicted again once that is mended."""
-    if not table.exists():
-        return []
-    with table.open(newline='', encoding='utf-8') as file:
-        return list({(row['seed'], row['number']): row for row in csv.DictReader(file)}.values())
-
-
-def summarize(rows: Sequence[dict[str, str]]) -> str:
-    """A Markdown table: how often each kind of fault had each outcome."""
-    counts = Counter((row['group'], row['kind'], row['outcome']) for row in rows)
-    kinds = list(dict.fromkeys((group, kind) for group, kind, _ in sorted(counts)))
-    lines = ['| | fault | the same bytes | told, then the same bytes | defect |', '|---|---|---|---|---|']
-    for group, kind in kinds:
-        numbers = ' | '.join(str(counts[group, kind, outcome.value]) for outcome in Outcome)
-        lines.append(f'| {group} | {kind} | {numbers} |')
-    return '\n'.join(lines)

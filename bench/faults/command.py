@@ -33,6 +33,7 @@ FORKS.set_forkserver_preload(
         'maelm_composer.suite.terminal',
     ]
 )
+CLOCKS = ('/usr/lib/*/faketime', '/usr/lib*/faketime', '/usr/local/lib/faketime')
 CLONE_NEWNS = 0x20000  # <sched.h>
 PR_CAPBSET_DROP = 24  # <linux/prctl.h>
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # <linux/capability.h>
@@ -47,6 +48,8 @@ class Limits:
     open_files: int = 1024
     shared_memory: int | None = None  # bytes of a /dev/shm of its own
     cores: frozenset[int] = field(default_factory=lambda: frozenset(os.sched_getaffinity(0)))
+    memory_group: Path | None = None  # cgroup that it runs in
+    clock: Path | None = None  # libfaketime, through which it sees the clock of a day ago
 
 
 class Command:
@@ -73,19 +76,27 @@ class Command:
         self._process.join(seconds)
         return not self.is_running
 
-    def signal(self, number: int, child: int | None = None, *, to_all: bool = False) -> None:
-        """Send a signal to the command, to one of its children or to all; a process that has ended gets none."""
+    def list_processes(self) -> list[psutil.Process]:
+        """The command and all of its children, as far as they live."""
         with contextlib.suppress(psutil.NoSuchProcess):
             command = psutil.Process(self._process.pid)
-            children = command.children(recursive=True)
-            targets = [command]
-            if to_all:
-                targets += children
-            elif child is not None and children:
-                targets = [children[child % len(children)]]
-            for target in targets:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    target.send_signal(number)
+            return [command, *command.children(recursive=True)]
+        return []
+
+    def signal(self, number: int, child: int | None = None, *, to_all: bool = False) -> list[psutil.Process]:
+        """Send a signal to the command, to one of its children or to all; returns to which.
+
+        A process that has ended gets none. The command is meant where it has no child.
+        """
+        targets = self.list_processes()
+        if child is not None and len(targets) > 1:
+            targets = [targets[1 + child % (len(targets) - 1)]]
+        elif not to_all:
+            targets = targets[:1]
+        for target in targets:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                target.send_signal(number)
+        return targets
 
     def end(self) -> int:
         """Kill whatever is left of the command; returns its exit code, which is minus the signal that killed it."""
@@ -98,8 +109,16 @@ class Command:
         return self.log.read_text(errors='replace') if self.log.exists() else ''
 
 
+def find_clock() -> Path | None:
+    """libfaketime, of the package libfaketime or faketime; None: it is not installed."""
+    found = [path for folder in CLOCKS for path in Path('/').glob(f'{folder[1:]}/libfaketimeMT.so*')]
+    return min(found, default=None)
+
+
 def _run(job: Job, folder: Path, log: Path, environment: dict[str, str], limits: Limits) -> None:
     os.setsid()
+    if limits.memory_group is not None:
+        (limits.memory_group / 'cgroup.procs').write_text('0')
     multiprocessing.set_start_method('fork', force=True)  # as in a process that nobody forked
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for standard in (1, 2):
@@ -115,8 +134,14 @@ def _run(job: Job, folder: Path, log: Path, environment: dict[str, str], limits:
     _respect_permissions()
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    if job.launcher:
-        os.execvp(job.launcher[0], [*job.launcher, *job.arguments])
+    program = job.launcher
+    if limits.clock is not None:
+        # Waiting is measured by the monotonic clock, which nobody sets, and files have the times of the real one.
+        os.environ |= {'LD_PRELOAD': str(limits.clock), 'FAKETIME': '-1d'}
+        os.environ |= {'FAKETIME_DONT_FAKE_MONOTONIC': '1', 'NO_FAKE_STAT': '1'}
+        program = program or (sys.executable, '-m', 'maelm_composer.cli')
+    if program:
+        os.execvp(program[0], [*program, *job.arguments])
     sys.argv = ['maelm', *job.arguments]
     from maelm_composer.cli import main
 

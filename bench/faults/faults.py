@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bench.faults.jobs import INPUTS, JOBS
+from maelm_composer.errors import InputError
 
 
 class Outcome(str, Enum):
@@ -28,11 +29,14 @@ class Kind:
     pause: float | None = None  # seconds for which the job stands still
     damage: str | None = None  # to one file that an earlier start has made: remove, flip, cut or forbid (to read)
     fewer_cores: bool = False  # at the next start
+    clock_back: bool = False  # by a day at the next start
     disk: str | None = None  # full or read-only, of the folder, until the job has said so
     limit: str | None = None  # field of command.Limits
     amount: tuple[int, int] = (0, 0)  # range of the limit
     server: str | None = None  # fault of tests/faulty_s3.py; refused: it is away
     is_second_start: bool = False
+    is_out_of_memory: bool = False  # in a memory cgroup, where the kernel kills a process
+    weight: float = 1.0  # how often the kind is drawn
 
     def fits(self, job: str) -> bool:
         """Whether this kind can happen to ``job``: damage only to files that an earlier command has made."""
@@ -48,6 +52,9 @@ KINDS = (
     Kind('SIGKILL of a child', 'processes', TOLD, signal=signal.SIGKILL, of_child=True),
     Kind('SIGKILL of all at once', 'processes', SAME, signal=signal.SIGKILL, of_all=True),
     Kind('stopped for 2 s', 'processes', SAME, pause=2.0),
+    Kind('stopped for two minutes', 'processes', SAME, pause=120.0, weight=0.1),
+    Kind('a child stopped for two minutes', 'processes', TOLD, pause=120.0, of_child=True, weight=0.1),
+    Kind('killed by the kernel, out of memory', 'processes', TOLD, is_out_of_memory=True),
     Kind('second start', 'processes', SAME, is_second_start=True),
     Kind('file removed', 'storage', TOLD, damage='remove'),
     Kind('byte flipped', 'storage', TOLD, damage='flip'),
@@ -57,6 +64,7 @@ KINDS = (
     Kind('folder read-only', 'storage', TOLD, disk='read-only'),
     Kind('file size limited', 'storage', TOLD, limit='file_bytes', amount=(100, 200_000)),
     Kind('SIGKILL, then one core', 'machine', SAME, signal=signal.SIGKILL, fewer_cores=True),
+    Kind('SIGKILL, then the clock a day back', 'machine', SAME, signal=signal.SIGKILL, clock_back=True),
     Kind('open files limited', 'machine', TOLD, limit='open_files', amount=(12, 64)),
     Kind('/dev/shm full', 'machine', TOLD, limit='shared_memory', amount=(4096, 65536)),
     *(
@@ -77,6 +85,21 @@ KINDS = (
 )
 
 
+def choose_kinds(named: Sequence[str], without: Sequence[str]) -> list[Kind]:
+    """The kinds with the names ``named``, or all of them if there are none, but for those in ``without``.
+
+    Raises:
+        InputError: there is no such kind, or none is left.
+    """
+    known = {kind.name for kind in KINDS}
+    if unknown := sorted({*named, *without} - known):
+        raise InputError(f'there is no fault {unknown[0]!r}: there are {"; ".join(sorted(known))}')
+    kinds = [kind for kind in KINDS if kind.name in (named or known) and kind.name not in without]
+    if not kinds:
+        raise InputError('no kind of fault is left')
+    return kinds
+
+
 @dataclass(frozen=True)
 class Fault:
     """One fault of a campaign, which its number and the campaign's seed determine."""
@@ -89,10 +112,11 @@ class Fault:
     lasts: float  # seconds, of a fault of the server
 
 
-def draw(number: int, seed: int, jobs: Sequence[str]) -> Fault:
-    """The fault ``number`` of the campaign ``seed``: first a kind, then one of the jobs that it fits, by weight."""
+def draw(number: int, seed: int, jobs: Sequence[str], kinds: Sequence[Kind] = KINDS) -> Fault:
+    """The fault ``number`` of the campaign ``seed``: a kind, then one of the jobs that it fits, both by weight."""
     generator = random.Random(f'{seed}-{number}')
-    kind = generator.choice([kind for kind in KINDS if any(kind.fits(job) for job in jobs)])
+    possible = [kind for kind in kinds if any(kind.fits(job) for job in jobs)]
+    (kind,) = generator.choices(possible, [kind.weight for kind in possible])
     fitting = [job for job in jobs if kind.fits(job)]
     (job,) = generator.choices(fitting, [JOBS[job].weight for job in fitting])
     return Fault(number, kind, job, generator.random(), generator.randrange(2**31), generator.uniform(0.5, 4))

@@ -12,8 +12,7 @@ from typing import Any
 import boto3
 import yaml
 
-from maelm_composer.checkpoints.names import METRICS
-from maelm_composer.training.callbacks import TIMED_COLUMNS, parse_metrics
+from maelm_composer.training.callbacks import parse_metrics
 from tests.tiny import make_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +60,27 @@ SWEEP = {key: value for key, value in FINETUNING.items() if key not in ('task', 
 }
 
 
+# Keys of yamls/suite/, after those of the demo: two models, a fine-tuning and a rank record of each.
+SUITE = {
+    'data': ['corpus.yaml'],
+    'pretraining': [
+        'pretraining.yaml',
+        'training.max_samples=320',
+        'training.eval_interval_samples=160',
+        'training.checkpoint_interval_samples=160',
+        'data.num_workers=0',
+    ],
+    'finetuning': [
+        'precision=fp32',
+        'max_epochs=1',
+        'data.max_train_examples=32',
+        'sweep.seeds=[1]',
+        'sweep.search.glue_small={learning_rate: [1e-3], batch_size: [16], max_epochs: [1], warmup_proportion: [0.06]}',
+    ],
+    'rank_tokens': 500,
+}
+
+
 @dataclass(frozen=True)
 class Job:
     """A command and the files that it makes, which are the same whatever happens to it."""
@@ -102,6 +122,13 @@ JOBS = {
         Job('sweep', ('sweep', 'sweep.yaml'), ('runs', 'tasks'), ('swept/*.json', 'swept/*.csv'), weight=0.2),
         Job('rank', ('rank', 'runs/model', '--max-tokens', '4000'), ('runs', 'shards'), ('runs/model/ranks/*.json',)),
         Job('export', ('export', 'runs/model', 'exported', '--all-checkpoints'), ('runs',), ('exported/**/*',)),
+        Job(
+            'suite',
+            ('suite', '--scale', 'demo', '--artefacts', 'figure5', '--settings', 'suite.yaml'),
+            ('corpus', 'shards'),
+            ('results/demo/figure5.csv', 'results/demo/records/**/*'),
+            weight=0.2,
+        ),
         Job('report', ('report', '--scale', 'ladder', '--results', 'results'), ('results',), ('results/ladder/*.*',)),
     )
 }
@@ -112,7 +139,7 @@ def write_inputs(folder: Path) -> None:
     (folder / 'corpus').mkdir(parents=True)
     for path in (ROOT / 'docs').glob('*.md'):
         (folder / 'corpus' / f'{path.stem}.txt').write_text(path.read_text())
-    recipes = {'corpus': CORPUS, 'pretraining': PRETRAINING, 'finetuning': FINETUNING, 'sweep': SWEEP}
+    recipes = {'corpus': CORPUS, 'pretraining': PRETRAINING, 'finetuning': FINETUNING, 'sweep': SWEEP, 'suite': SUITE}
     for name, recipe in recipes.items():
         (folder / f'{name}.yaml').write_text(yaml.safe_dump(recipe))
     for split, count, seed in (('train', 96, 0), ('dev', 48, 1)):
@@ -141,13 +168,10 @@ def describe_results(job: Job, folder: Path) -> dict[str, str]:
 
 
 def _read_untimed(path: Path) -> bytes:
-    if path.name == METRICS:
-        rows = parse_metrics(path.read_text())
-        return json.dumps(
-            [{key: value for key, value in row.items() if key not in TIMED_COLUMNS} for row in rows]
-        ).encode()
-    if path.suffix == '.json':
-        with contextlib.suppress(ValueError):  # damaged: it differs from the undisturbed one in any case
+    with contextlib.suppress(ValueError):  # damaged: it differs from the undisturbed one in any case
+        if path.suffix == '.csv':
+            return json.dumps(_drop_times(parse_metrics(path.read_text()))).encode()
+        if path.suffix == '.json':
             return json.dumps(_drop_times(json.loads(path.read_text()))).encode()
     return path.read_bytes()
 
@@ -159,7 +183,7 @@ def _drop_times(value: Any) -> Any:
         return value
     # The source may be edited while a campaign runs. A checksum covers the times too.
     timed = ('seconds', 'hours', 'per_second', 'git_revision', 'checksum')
-    return {key: _drop_times(item) for key, item in value.items() if not key.endswith(timed)}
+    return {key: _drop_times(item) for key, item in value.items() if not str(key).endswith(timed)}
 
 
 class Bucket:

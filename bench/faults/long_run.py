@@ -97,7 +97,9 @@ class LongRun(Campaign):
         self.faults = [
             kind
             for kind in KINDS
-            if (kind.signal or kind.pause or kind.server) and kind.fits(name) and not kind.fewer_cores
+            if (kind.signal or kind.pause or kind.server)
+            and kind.fits(name)
+            and not (kind.fewer_cores or kind.clock_back)
         ]
         self.samples: list[Sample] = []
         shutil.rmtree(tables, ignore_errors=True)
@@ -142,7 +144,8 @@ class LongRun(Campaign):
         return ending.code == 0
 
     def _disturb_once(self) -> None:
-        kind, lasts = self.generator.choice(self.faults), self.generator.uniform(5, 30)
+        (kind,) = self.generator.choices(self.faults, [kind.weight for kind in self.faults])
+        lasts = self.generator.uniform(5, 30)
         self._note(f'{kind.name} for {lasts:.0f} s' if kind.server else kind.name)
         self._hit(self.command, kind, self.generator.randrange(100), lasts)
         time.sleep(1)  # in which a command that is told of it ends

@@ -1,0 +1,63 @@
+"""The campaign of faults: what it draws, which rows it goes on from, and where it limits memory."""
+
+import pytest
+
+from bench.faults.faults import KINDS, choose_kinds, draw
+from bench.faults.jobs import JOBS
+from bench.faults.memory import find_parent
+from bench.faults.table import assert_drawn_alike, describe_draw
+from maelm_composer.errors import InputError
+
+
+def make_row(number: int, **changes: str) -> dict[str, str]:
+    row = {'seed': '7', 'number': str(number), 'git_revision': '0123456789'}
+    return row | describe_draw(draw(number, 7, list(JOBS), KINDS)) | changes
+
+
+def test_a_campaign_goes_on_from_rows_that_it_would_have_drawn_itself():
+    rows = [make_row(number) for number in range(50)]
+    assert_drawn_alike(rows, 7, list(JOBS), KINDS)
+    other = make_row(50, at='2.000')  # as of an older source, with fewer kinds
+    assert_drawn_alike([*rows, other], 8, list(JOBS), KINDS)
+    with pytest.raises(InputError, match=r'fault 50 of seed 7 is recorded .*git_revision 0123456\): choose another'):
+        assert_drawn_alike([*rows, other], 7, list(JOBS), KINDS)
+    with pytest.raises(InputError, match='choose another --seed'):
+        assert_drawn_alike(rows, 7, ['train'], KINDS)
+
+
+def test_kinds_are_chosen_by_name():
+    assert choose_kinds([], []) == list(KINDS)
+    (kind,) = choose_kinds(['SIGKILL'], [])
+    assert {draw(number, 1, list(JOBS), [kind]).kind for number in range(20)} == {kind}
+    assert kind not in choose_kinds([], ['SIGKILL'])
+    with pytest.raises(InputError, match=r"there is no fault 'SIGKIL': there are "):
+        choose_kinds(['SIGKIL'], [])
+    with pytest.raises(InputError, match='no kind of fault is left'):
+        choose_kinds(['SIGKILL'], ['SIGKILL'])
+
+
+def test_a_rare_kind_is_drawn_rarely():
+    drawn = [draw(number, 1, list(JOBS), KINDS).kind.name for number in range(3000)]
+    assert 0 < drawn.count('stopped for two minutes') < drawn.count('SIGKILL') / 3
+
+
+def test_memory_is_limited_below_our_own_group_of_version_1(tmp_path):
+    mounts = f'cgroup {tmp_path} cgroup rw,relatime,memory 0 0\ncgroup2 {tmp_path}/unified cgroup2 rw 0 0\n'
+    (tmp_path / 'ours').mkdir()
+    assert find_parent(mounts, '4:memory:/ours\n0::/\n') == (tmp_path / 'ours', False)
+    assert find_parent(mounts, '4:memory,hugetlb:/docker/seen/from/outside\n') == (tmp_path, False)
+
+
+@pytest.mark.parametrize('own, parent, enables', [('/user/ours', 'user', False), ('/', '', True)])
+def test_memory_is_limited_beside_our_own_group_of_version_2(tmp_path, own, parent, enables):
+    (tmp_path / 'user/ours').mkdir(parents=True)
+    (tmp_path / 'cgroup.controllers').write_text('cpu memory\n')
+    for folder, enabled in ((tmp_path, 'cpu'), (tmp_path / 'user', 'cpu memory')):
+        (folder / 'cgroup.subtree_control').write_text(f'{enabled}\n')
+    assert find_parent(f'cgroup2 {tmp_path} cgroup2 rw 0 0\n', f'0::{own}\n') == (tmp_path / parent, True)
+    assert (tmp_path / 'cgroup.subtree_control').read_text() == ('+memory' if enables else 'cpu\n')
+
+
+def test_a_machine_without_a_memory_cgroup_says_so():
+    with pytest.raises(OSError, match='no memory cgroup is mounted here'):
+        find_parent('tmpfs /tmp tmpfs rw 0 0\n', '0::/\n')
