@@ -61,7 +61,7 @@ MARKERS = {
     UNDECIDED: ('#777777', 'o'),
 }
 # Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
-LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 5.6, 11.0
+LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.8, 12.2
 
 
 def draw_figure1(rows: Sequence[Row]) -> Figure:

@@ -44,8 +44,9 @@ def _name(row: Row) -> str:
 
 
 def name_claim(row: Row, before_x: str) -> str:
-    """The claim without its artefact; of MAE-LM − RoBERTa only the score is named."""
-    name = label_of(row.column) if row.row == GAP else f'{row.row}, {label_of(row.column)}'
+    """The claim without its artefact; MAE-LM − RoBERTa is left out."""
+    comparison = '' if row.row == GAP else row.row.removeprefix(f'{GAP}, ') + ', '
+    name = comparison + label_of(row.column)
     return name + ('' if row.x is None else f'{before_x}{row.x:g} {row.x_unit}')
 
 
