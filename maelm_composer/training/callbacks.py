@@ -145,6 +145,7 @@ class MetricsLog(Callback):
         if dist.get_global_rank() == 0:
             lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in self.rows)]
             write_text(self.path, ''.join(','.join(line) + '\n' for line in lines))
+        self.rows = ()  # a long log takes memory
         dist.barrier()
 
     def batch_start(self, state: State, logger: Logger) -> None:

@@ -115,10 +115,11 @@ class _Run:
             if self.is_first:
                 assert_same_run(self.folder.uri, self.record, self.identity)
         self._prepare_model()
-        start = self.start
+        start: ResumePoint = self.start
         self.clock = TrainingClock(self.plan.tokens_per_batch, start.training_seconds, start.device_seconds)
         self.clipping = GradientClipping(self.config.optimizer.clip_norm)
         self.log = MetricsLog(self.folder.local / METRICS, self.clock, self.clipping, start.rows)
+        self.start: ResumePoint = dataclasses.replace(start, rows=())  # the log alone holds them, until it is written
 
     @property
     def is_complete(self) -> bool:
