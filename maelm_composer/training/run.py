@@ -51,7 +51,7 @@ from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule, restore_learning_rate
 from maelm_composer.training.plan import Plan, count_training_flops
 from maelm_composer.training.ranks import RankWatch, count_patience, raise_on_all_ranks, start_rank
-from maelm_composer.training.resume import find_resume_point, load_data_only
+from maelm_composer.training.resume import ResumePoint, find_resume_point, load_data_only
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import assert_same_run, finish_record, identify, read_record
 
