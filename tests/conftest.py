@@ -21,7 +21,11 @@ settings.load_profile('repeatable')
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption('--authors', metavar='FOLDER', help="a clone of the authors' repository, yumeng5/MAE-LM")
+    parser.addoption(
+        '--authors',
+        metavar='FOLDER',
+        help='a clone of yumeng5/MAE-LM; write --authors=FOLDER: pytest would take a second word for a path of tests',
+    )
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,7 @@
 """Logits, loss and every gradient against the authors' released model, in fp64, with the knobs of yamls/authors.yaml.
 
     git clone https://github.com/yumeng5/MAE-LM
-    pytest -m authors --authors MAE-LM
+    pytest -m authors --authors=MAE-LM
 
 Their files are executed as they are, without a build. Only the ``__init__`` files of their packages, which import all
 of fairseq and its compiled extensions, are left out.
@@ -76,10 +76,10 @@ def authors(pytestconfig):
     """Their modules ``models.ae.model`` and ``data.dictionary``, out of a clone."""
     clone = pytestconfig.getoption('authors')
     if clone is None:
-        pytest.skip("needs --authors FOLDER, a clone of the authors' repository")
+        pytest.skip("needs --authors=FOLDER, a clone of the authors' repository")
     root = Path(clone, 'fairseq')
     if not root.is_dir():
-        pytest.fail(f'--authors {clone} is not a clone of yumeng5/MAE-LM: it has no folder fairseq')
+        pytest.fail(f'--authors={clone} is not a clone of yumeng5/MAE-LM: it has no folder fairseq')
 
     def add(name, **attributes):
         module = sys.modules[f'fairseq{name}'] = types.ModuleType(f'fairseq{name}')
