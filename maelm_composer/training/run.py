@@ -149,11 +149,11 @@ class _Run:
         for destination in trainer.logger.destinations:
             if isinstance(destination, ProgressBarLogger):
                 destination.hparams_already_logged_to_console = True  # the start screen has shown them
-        try:
-            with explain_memory(self.plan.microbatch_size):
+        with explain_memory(self.plan.microbatch_size):
+            try:
                 trainer.fit()
-        finally:
-            release_trainer(trainer)
+            finally:
+                release_trainer(trainer)
 
     def finish(self) -> PretrainingRecord | None:
         """Print and return the record, to which the results are added unless it has them; None on the other ranks."""
