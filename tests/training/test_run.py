@@ -25,8 +25,7 @@ from maelm_composer.precision import Speeds
 from maelm_composer.recipe import load_config
 from maelm_composer.records import UnfinishedPretraining, format_record, load_record, parse_pretraining
 from maelm_composer.training.adapter import PretrainingModel
-from maelm_composer.training.callbacks import parse_metrics
-from maelm_composer.training.ending import STOP_SIGNALS, StopSignals
+from maelm_composer.training.callbacks import read_metrics
 from maelm_composer.training.run import pretrain
 from tests.training.conftest import count_rows, forget_hashes
 
@@ -42,7 +41,7 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert load_manifest(str(folder)) == load_manifest(config.data.remote)
     assert record.status == 'finished'
     assert record.provenance.packages['torch'] == torch.__version__.split('+')[0]
-    rows = parse_metrics((folder / 'metrics.csv').read_text())
+    rows = list(read_metrics(folder / 'metrics.csv'))
     assert [int(row['samples']) for row in rows] == list(range(16, 385, 16))
     evaluated = {int(row['samples']): row for row in rows if row['eval_loss']}
     assert sorted(evaluated) == [160, 320, 384]  # the last batch, too, whatever the interval
@@ -241,26 +240,6 @@ def test_a_damaged_checkpoint_is_named(recipe, name, knows_hashes):
     path.write_bytes(content)
     with pytest.raises(InputError, match=rf'samples-\d+/{name} is damaged.*name an older checkpoint'):
         pretrain(recipe(*short))
-
-
-def test_a_loader_worker_that_is_killed_while_the_trainer_closes_prints_no_traceback(recipe, monkeypatch, caplog):
-    """torch raises an error wherever it learns of the death, and Composer logs the errors of callbacks that close."""
-    restore = StopSignals.restore
-
-    def kill_and_restore(signals: StopSignals) -> None:
-        workers = multiprocessing.active_children()
-        assert len(workers) == 2  # of training and of validation
-        for worker in workers:
-            worker.kill()
-            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # not collected, as torch looks for it itself
-        restore(signals)
-
-    monkeypatch.setattr(StopSignals, 'restore', kill_and_restore)
-    before = [signal.getsignal(number) for number in STOP_SIGNALS]
-    assert pretrain(recipe('data.num_workers=1')).status == 'finished'
-    assert caplog.text == ''
-    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
-    assert callable(signal.getsignal(signal.SIGCHLD))  # torch's
 
 
 @pytest.mark.parametrize('name', ['state.pt', 'metrics.csv', 'progress.json'])
