@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ JOBS = {
             ('pretraining.yaml', 'training.max_samples=640'),
             ('shards',),
             tuple(f'runs/model/{name}' for name in RUN),
-            launcher=('composer', '-n', '2', '-m', 'maelm_composer.train'),
+            launcher=(str(Path(sys.executable).with_name('composer')), '-n', '2', '-m', 'maelm_composer.train'),
             weight=0.2,
         ),
         Job('finetune', ('train', 'finetuning.yaml'), ('runs', 'tasks'), ('finetuned/**/*',)),
