@@ -39,11 +39,18 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """As :func:`write_json`, for bytes."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The place of a temporary file, which the body writes and which then replaces ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The temporary name is unique: several machines may write the same file of a shared folder.
     temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}')
     try:
-        temporary.write_bytes(content)
+        yield temporary
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import gc
 import os
+import signal
 import tempfile
 import warnings
 import weakref
@@ -183,10 +184,18 @@ def _one_job_at_a_time() -> Iterator[None]:
 
 
 def release_trainer(trainer: 'Trainer') -> None:
-    """Close ``trainer`` and drop the references that Composer (an exit handler) and torch 2.7 (a cache) keep to it."""
+    """Close ``trainer`` and drop the references that Composer (an exit handler) and torch 2.7 (a cache) keep to it.
+
+    torch's handler of SIGCHLD raises an error where a loader worker has died, and Composer prints a traceback of every
+    error while it closes. The training has ended by then, or has failed because of that death.
+    """
     from torch.distributed.checkpoint import state_dict
 
-    trainer.engine.close()  # Trainer.close() also waits for the other ranks, which may have failed
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        trainer.engine.close()  # Trainer.close() also waits for the other ranks, which may have failed
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
     atexit.unregister(trainer.engine._close)
     if hasattr(state_dict._get_fqns, 'cache_clear'):
         state_dict._get_fqns.cache_clear()

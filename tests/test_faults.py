@@ -1,7 +1,13 @@
 """The campaign of faults: what it draws, which rows it goes on from, and where it limits memory."""
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 
+from bench.faults.command import find_clock
 from bench.faults.faults import KINDS, choose_kinds, draw
 from bench.faults.jobs import JOBS
 from bench.faults.memory import find_parent
@@ -61,3 +67,13 @@ def test_memory_is_limited_beside_our_own_group_of_version_2(tmp_path, own, pare
 def test_a_machine_without_a_memory_cgroup_says_so():
     with pytest.raises(OSError, match='no memory cgroup is mounted here'):
         find_parent('tmpfs /tmp tmpfs rw 0 0\n', '0::/\n')
+
+
+@pytest.mark.skipif(not find_clock(), reason='needs libfaketime and a C compiler')
+def test_a_program_that_sees_the_clock_of_yesterday_can_sleep():
+    program = 'import threading, time; time.sleep(0.01); threading.Event().wait(0.01); print(time.time())'
+    ended = subprocess.run(
+        [sys.executable, '-c', program], env=os.environ | find_clock(), capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert time.time() - float(ended.stdout) == pytest.approx(86_400, abs=60)

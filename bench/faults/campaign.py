@@ -26,7 +26,6 @@ LONGEST = 400.0  # seconds of one start, on a loaded machine
 MOST_STARTS = 4
 UNLIMITED = Limits()
 ONE_CORE = Limits(cores=frozenset({min(UNLIMITED.cores)}))
-YESTERDAY = Limits(clock=find_clock())
 RANK_KILLED = {256 - signal.SIGKILL, 256 - signal.SIGTERM}  # of Composer's launcher
 FIRST_LINE, LAST_LINE = 'parameters  ', 'log and checkpoints: '  # of a training
 STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
@@ -46,8 +45,8 @@ def assert_possible(kinds: Sequence[Kind]) -> None:
     """Raise InputError if this machine lacks what one of the ``kinds`` needs."""
     for kind in kinds:
         lack = ''
-        if kind.clock_back and YESTERDAY.clock is None:
-            lack = 'libfaketime, of the package faketime'
+        if kind.clock_back and not find_clock():
+            lack = 'a C compiler and libfaketime, of the package faketime'
         if kind.is_out_of_memory:
             try:
                 with memory_group():
@@ -203,7 +202,8 @@ class Campaign:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
                 path.chmod(0o644)
-        after = ONE_CORE if fault.kind.fewer_cores else YESTERDAY if fault.kind.clock_back else UNLIMITED
+        yesterday = Limits(clock=find_clock()) if fault.kind.clock_back else UNLIMITED
+        after = ONE_CORE if fault.kind.fewer_cores else yesterday
         while ending.code != 0:
             if self.starts == MOST_STARTS:
                 raise Defect(f'does not end after {MOST_STARTS} starts: {ending.said[-300:]!r}')

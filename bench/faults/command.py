@@ -3,13 +3,18 @@
 An import takes longer than most of the jobs, and faults during an import show nothing.
 """
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +39,16 @@ FORKS.set_forkserver_preload(
     ]
 )
 CLOCKS = ('/usr/lib/*/faketime', '/usr/lib*/faketime', '/usr/local/lib/faketime')
+# libfaketime 0.9.10 lets a sleep until a moment of the real monotonic clock fail; Python's time.sleep is one.
+SLEEP = """
+#include <errno.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) {
+    return syscall(SYS_clock_nanosleep, clock, flags, until, left) ? errno : 0;
+}
+"""
 CLONE_NEWNS = 0x20000  # <sched.h>
 PR_CAPBSET_DROP = 24  # <linux/prctl.h>
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # <linux/capability.h>
@@ -49,7 +64,7 @@ class Limits:
     shared_memory: int | None = None  # bytes of a /dev/shm of its own
     cores: frozenset[int] = field(default_factory=lambda: frozenset(os.sched_getaffinity(0)))
     memory_group: Path | None = None  # cgroup that it runs in
-    clock: Path | None = None  # libfaketime, through which it sees the clock of a day ago
+    clock: Mapping[str, str] = field(default_factory=dict)  # what find_clock has returned
 
 
 class Command:
@@ -109,10 +124,20 @@ class Command:
         return self.log.read_text(errors='replace') if self.log.exists() else ''
 
 
-def find_clock() -> Path | None:
-    """libfaketime, of the package libfaketime or faketime; None: it is not installed."""
-    found = [path for folder in CLOCKS for path in Path('/').glob(f'{folder[1:]}/libfaketimeMT.so*')]
-    return min(found, default=None)
+@functools.cache
+def find_clock() -> dict[str, str]:
+    """The environment in which a program sees the clock of a day ago; {}: libfaketime or a C compiler is missing."""
+    found = [str(path) for folder in CLOCKS for path in Path('/').glob(f'{folder[1:]}/libfaketimeMT.so*')]
+    if not found or shutil.which('cc') is None:
+        return {}
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    sleep = f'{folder}/sleep.so'
+    compiler = ['cc', '-shared', '-fPIC', '-D_GNU_SOURCE', '-x', 'c', '-', '-o', sleep]
+    subprocess.run(compiler, input=SLEEP, text=True, check=True)
+    # Waiting is measured by the monotonic clock, which nobody sets, and files have the times of the real one.
+    real = {'FAKETIME_DONT_FAKE_MONOTONIC': '1', 'NO_FAKE_STAT': '1'}
+    return real | {'LD_PRELOAD': f'{sleep} {min(found)}', 'FAKETIME': '-1d'}
 
 
 def _run(job: Job, folder: Path, log: Path, environment: dict[str, str], limits: Limits) -> None:
@@ -135,10 +160,8 @@ def _run(job: Job, folder: Path, log: Path, environment: dict[str, str], limits:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     program = job.launcher
-    if limits.clock is not None:
-        # Waiting is measured by the monotonic clock, which nobody sets, and files have the times of the real one.
-        os.environ |= {'LD_PRELOAD': str(limits.clock), 'FAKETIME': '-1d'}
-        os.environ |= {'FAKETIME_DONT_FAKE_MONOTONIC': '1', 'NO_FAKE_STAT': '1'}
+    if limits.clock:
+        os.environ.update(limits.clock)
         program = program or (sys.executable, '-m', 'maelm_composer.cli')
     if program:
         os.execvp(program[0], [*program, *job.arguments])

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import boto3
 import yaml
 
-from maelm_composer.training.callbacks import parse_metrics
+from maelm_composer.training.callbacks import read_metrics
 from tests.tiny import make_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +116,7 @@ JOBS = {
             ('pretraining.yaml', 'training.max_samples=640'),
             ('shards',),
             tuple(f'runs/model/{name}' for name in RUN),
-            launcher=('composer', '-n', '2', '-m', 'maelm_composer.train'),
+            launcher=(str(Path(sys.executable).with_name('composer')), '-n', '2', '-m', 'maelm_composer.train'),
             weight=0.2,
         ),
         Job('finetune', ('train', 'finetuning.yaml'), ('runs', 'tasks'), ('finetuned/**/*',)),
@@ -170,7 +171,7 @@ def describe_results(job: Job, folder: Path) -> dict[str, str]:
 def _read_untimed(path: Path) -> bytes:
     with contextlib.suppress(ValueError):  # damaged: it differs from the undisturbed one in any case
         if path.suffix == '.csv':
-            return json.dumps(_drop_times(parse_metrics(path.read_text()))).encode()
+            return json.dumps(_drop_times(list(read_metrics(path)))).encode()
         if path.suffix == '.json':
             return json.dumps(_drop_times(json.loads(path.read_text()))).encode()
     return path.read_bytes()

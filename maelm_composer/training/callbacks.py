@@ -3,7 +3,7 @@
 import csv
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from maelm_composer.errors import InputError
-from maelm_composer.files import write_text
+from maelm_composer.files import replacing
 
 TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # a resumed run repeats all others exactly
 EVAL_COLUMNS = ('eval_loss', 'eval_perplexity', 'eval_accuracy')
@@ -129,24 +129,26 @@ class TrainingClock(Callback):
 class MetricsLog(Callback):
     """Writes a row of metrics.csv per batch, before the checkpoint of that batch.
 
-    A resumed run goes on after ``rows``, those of its checkpoint, so that no batch has two rows.
+    The first rank calls :meth:`begin` before training.
     """
 
-    def __init__(
-        self, path: Path, clock: TrainingClock, clipping: GradientClipping, rows: Sequence[dict[str, str]]
-    ) -> None:
-        self.path, self.rows = path, rows
-        self.clock, self.clipping = clock, clipping
-        evaluated = [row for row in rows if row['eval_loss']]
-        self.last_eval = {name: float(row[name]) for row in evaluated[-1:] for name in EVAL_COLUMNS}
+    def __init__(self, path: Path, clock: TrainingClock, clipping: GradientClipping) -> None:
+        self.path, self.clock, self.clipping = path, clock, clipping
+        self.last_eval: dict[str, float] = {}
         self._row: dict[str, Any] = {}
 
-    def fit_start(self, state: State, logger: Logger) -> None:
-        if dist.get_global_rank() == 0:
-            lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in self.rows)]
-            write_text(self.path, ''.join(','.join(line) + '\n' for line in lines))
-        self.rows = ()  # a long log takes memory
-        dist.barrier()
+    def begin(self, earlier: Path | None, samples: int) -> None:
+        """Start with the rows of the log ``earlier`` up to ``samples``, so that no batch has two rows.
+
+        They are copied one by one: all rows of a long log take as much memory as a model.
+        """
+        with replacing(self.path) as temporary, temporary.open('w', encoding='utf-8') as file:
+            file.write(','.join(COLUMNS) + '\n')
+            for row in read_metrics(earlier) if earlier else ():
+                if int(row['samples']) <= samples:
+                    file.write(','.join(row[column] for column in COLUMNS) + '\n')
+                    if row['eval_loss']:
+                        self.last_eval = {name: float(row[name]) for name in EVAL_COLUMNS}
 
     def batch_start(self, state: State, logger: Logger) -> None:
         self._row = {'learning_rate': state.optimizers[0].param_groups[0]['lr']}
@@ -208,6 +210,7 @@ class Report(Callback):
         )
 
 
-def parse_metrics(text: str) -> list[dict[str, str]]:
-    """The complete rows of a metrics.csv; a last line that a kill truncated is dropped."""
-    return list(csv.DictReader(text[: text.rfind('\n') + 1].splitlines()))
+def read_metrics(path: Path) -> Iterator[dict[str, str]]:
+    """The complete rows of a metrics.csv, read one by one; a last line that a kill truncated is dropped."""
+    with path.open(encoding='utf-8') as file:
+        yield from csv.DictReader(line for line in file if line.endswith('\n'))

@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,8 +25,7 @@ from torch.torch_version import TorchVersion
 from maelm_composer.checkpoints.find import read_latest
 from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS
 from maelm_composer.errors import InputError
-from maelm_composer.files import hash_file, parse_json
-from maelm_composer.training.callbacks import parse_metrics
+from maelm_composer.files import hash_file, parse_json, write_text
 from maelm_composer.training.checkpoints import METADATA, describe_cause
 from maelm_composer.training.ranks import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
@@ -51,7 +50,7 @@ class ResumePoint:
     samples: int = 0
     training_seconds: float = 0.0
     device_seconds: float = 0.0  # training_seconds, summed over the ranks
-    rows: Sequence[dict[str, str]] = ()  # of metrics.csv, up to there
+    log: Path | None = None  # metrics.csv of the rows until there, on the first rank
 
 
 def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> ResumePoint:
@@ -81,12 +80,12 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
         if state.is_dir():
             _assert_metadata_is_data(state)
         log = checkpoint / METRICS
-        # Checkpoints of version 0.1 hold no log.
-        text = log.read_text(encoding='utf-8') if log.exists() else folder.read(METRICS) or ''
+        if not log.exists() and dist.get_global_rank() == 0:  # of version 0.1
+            log = folder.local / METRICS
+            write_text(log, folder.read(METRICS) or '')
     samples, seconds = progress['samples'], progress['training_seconds']
     device_seconds = progress.get('device_seconds', seconds * dist.get_world_size())  # version 0.1 has none
-    rows = [row for row in parse_metrics(text) if int(row['samples']) <= samples]
-    return ResumePoint(state, samples, seconds, device_seconds, rows)
+    return ResumePoint(state, samples, seconds, device_seconds, log)
 
 
 @contextlib.contextmanager

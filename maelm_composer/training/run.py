@@ -51,7 +51,7 @@ from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule, restore_learning_rate
 from maelm_composer.training.plan import Plan, count_training_flops
 from maelm_composer.training.ranks import RankWatch, count_patience, raise_on_all_ranks, start_rank
-from maelm_composer.training.resume import ResumePoint, find_resume_point, load_data_only
+from maelm_composer.training.resume import find_resume_point, load_data_only
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import assert_same_run, finish_record, identify, read_record
 
@@ -115,11 +115,13 @@ class _Run:
             if self.is_first:
                 assert_same_run(self.folder.uri, self.record, self.identity)
         self._prepare_model()
-        start: ResumePoint = self.start
+        start = self.start
         self.clock = TrainingClock(self.plan.tokens_per_batch, start.training_seconds, start.device_seconds)
         self.clipping = GradientClipping(self.config.optimizer.clip_norm)
-        self.log = MetricsLog(self.folder.local / METRICS, self.clock, self.clipping, start.rows)
-        self.start: ResumePoint = dataclasses.replace(start, rows=())  # the log alone holds them, until it is written
+        self.log = MetricsLog(self.folder.local / METRICS, self.clock, self.clipping)
+        with raise_on_all_ranks():
+            if self.is_first:
+                self.log.begin(start.log, start.samples)
 
     @property
     def is_complete(self) -> bool:
@@ -149,11 +151,11 @@ class _Run:
         for destination in trainer.logger.destinations:
             if isinstance(destination, ProgressBarLogger):
                 destination.hparams_already_logged_to_console = True  # the start screen has shown them
-        try:
-            with explain_memory(self.plan.microbatch_size):
+        with explain_memory(self.plan.microbatch_size):
+            try:
                 trainer.fit()
-        finally:
-            release_trainer(trainer)
+            finally:
+                release_trainer(trainer)
 
     def finish(self) -> PretrainingRecord | None:
         """Print and return the record, to which the results are added unless it has them; None on the other ranks."""

@@ -20,7 +20,7 @@ from streaming import MDSWriter
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.recipe import load_config
-from maelm_composer.training.callbacks import TIMED_COLUMNS, parse_metrics
+from maelm_composer.training.callbacks import TIMED_COLUMNS, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 N, V, ROWS, VALIDATION_ROWS = 32, 512, 200, 40
@@ -93,7 +93,7 @@ def assert_same_run():
     def compare(ours: str, theirs: str) -> None:
         weights = [load_file(f'{folder}/latest/model.safetensors') for folder in (ours, theirs)]
         torch.testing.assert_close(*weights, rtol=0, atol=0)
-        logs = [parse_metrics(Path(folder, 'metrics.csv').read_text()) for folder in (ours, theirs)]
+        logs = [read_metrics(Path(folder, 'metrics.csv')) for folder in (ours, theirs)]
         untimed = [[{k: v for k, v in row.items() if k not in TIMED_COLUMNS} for row in rows] for rows in logs]
         assert untimed[0] == untimed[1]
 

@@ -23,7 +23,7 @@ from maelm_composer.cli import runs as compare_runs
 from maelm_composer.errors import InputError
 from maelm_composer.lock import lock_folder
 from maelm_composer.records import load_record, parse_pretraining
-from maelm_composer.training.ending import end_before_training, follow_trainer
+from maelm_composer.training.ending import STOP_SIGNALS, StopSignals, end_before_training, follow_trainer
 from maelm_composer.training.ranks import RankWatch
 from maelm_composer.training.run import pretrain
 from tests.training.conftest import count_rows
@@ -86,6 +86,26 @@ def test_a_loader_worker_says_nothing_of_a_connection_that_its_killed_trainer_br
         'ConnectionResetError: of a trainer that lives',
         'ValueError: another',
     ]
+
+
+def test_a_loader_worker_that_is_killed_while_the_trainer_closes_prints_no_traceback(recipe, monkeypatch, caplog):
+    """torch raises an error wherever it learns of the death, and Composer logs the errors of callbacks that close."""
+    restore = StopSignals.restore
+
+    def kill_and_restore(signals: StopSignals) -> None:
+        workers = multiprocessing.active_children()
+        assert len(workers) == 2  # of training and of validation
+        for worker in workers:
+            worker.kill()
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # not collected, as torch looks for it itself
+        restore(signals)
+
+    monkeypatch.setattr(StopSignals, 'restore', kill_and_restore)
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    assert pretrain(recipe('data.num_workers=1')).status == 'finished'
+    assert caplog.text == ''
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+    assert callable(signal.getsignal(signal.SIGCHLD))  # torch's
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from maelm_composer.precision import Speeds
 from maelm_composer.recipe import load_config
 from maelm_composer.records import UnfinishedPretraining, format_record, load_record, parse_pretraining
 from maelm_composer.training.adapter import PretrainingModel
-from maelm_composer.training.callbacks import parse_metrics
+from maelm_composer.training.callbacks import read_metrics
 from maelm_composer.training.run import pretrain
 from tests.training.conftest import count_rows, forget_hashes
 
@@ -41,7 +41,7 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert load_manifest(str(folder)) == load_manifest(config.data.remote)
     assert record.status == 'finished'
     assert record.provenance.packages['torch'] == torch.__version__.split('+')[0]
-    rows = parse_metrics((folder / 'metrics.csv').read_text())
+    rows = list(read_metrics(folder / 'metrics.csv'))
     assert [int(row['samples']) for row in rows] == list(range(16, 385, 16))
     evaluated = {int(row['samples']): row for row in rows if row['eval_loss']}
     assert sorted(evaluated) == [160, 320, 384]  # the last batch, too, whatever the interval

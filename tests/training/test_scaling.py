@@ -30,7 +30,7 @@ from maelm_composer.model.layer import Layer
 from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.training import scaling
-from maelm_composer.training.callbacks import parse_metrics
+from maelm_composer.training.callbacks import read_metrics
 from maelm_composer.training.plan import count_positions
 from maelm_composer.training.run import pretrain
 
@@ -192,7 +192,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(recipe, start, wait_for, shar
     assert process.returncode == 0, out
     assert f'resuming from {resumed_at[1]:,} samples' in out
     assert 0 < resumed_at[0] < resumed_at[1] < 768
-    ours, theirs = (parse_metrics(Path(folder, 'metrics.csv').read_text()) for folder in ('whole', 'changing'))
+    ours, theirs = (list(read_metrics(Path(folder, 'metrics.csv'))) for folder in ('whole', 'changing'))
     assert [row['samples'] for row in theirs] == [row['samples'] for row in ours]
     assert len(ours) == 48
     for column, tolerance in (('train_loss', 1e-5), ('learning_rate', 0), ('gradient_norm', 1e-4), ('eval_loss', 1e-5)):

@@ -1,0 +1,39 @@
+"""The log of a run, as a resumed run takes it over from its checkpoint."""
+
+import tracemalloc
+from pathlib import Path
+
+from maelm_composer.training.callbacks import COLUMNS, GradientClipping, MetricsLog, TrainingClock
+
+ROWS = 20_000
+
+
+def write_log(path: Path) -> list[str]:
+    """A log with a validation every 1,000 rows, whose last line a kill has cut off; returns its complete lines."""
+    lines = [','.join(COLUMNS)]
+    for batch in range(1, ROWS + 1):
+        evaluation = f'{10 / batch},7.5,0.25' if batch % 1000 == 0 else ',,'
+        lines.append(f'{16 * batch},{batch},6.123456789,0.001953125,1.25,123456,{batch / 8:.3f},{evaluation}')
+    path.write_text('\n'.join([*lines, f'{16 * ROWS + 16},{ROWS + 1}']))
+    return lines
+
+
+def test_a_resumed_log_is_copied_row_by_row(tmp_path):
+    lines = write_log(tmp_path / 'earlier.csv')
+    log = MetricsLog(tmp_path / 'metrics.csv', TrainingClock(512, 0, 0), GradientClipping(1))
+    tracemalloc.start()
+    log.begin(tmp_path / 'earlier.csv', samples=16 * 15_500)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (tmp_path / 'metrics.csv').read_text().splitlines() == lines[: 1 + 15_500]
+    assert log.last_eval == {'eval_loss': 10 / 15_000, 'eval_perplexity': 7.5, 'eval_accuracy': 0.25}
+    assert peak < 2**20 < (tmp_path / 'earlier.csv').stat().st_size
+    log.begin(tmp_path / 'earlier.csv', samples=16 * ROWS + 32)
+    assert (tmp_path / 'metrics.csv').read_text().splitlines() == lines
+
+
+def test_a_new_log_has_no_rows(tmp_path):
+    log = MetricsLog(tmp_path / 'metrics.csv', TrainingClock(512, 0, 0), GradientClipping(1))
+    log.begin(None, samples=0)
+    assert (tmp_path / 'metrics.csv').read_text() == ','.join(COLUMNS) + '\n'
+    assert log.last_eval == {}
