@@ -60,7 +60,7 @@ TORCHLESS = [
         'training.scaling',
     ),
     *('tasks.squad_metric', 'suite.steps', 'suite.cost', 'suite.plan'),
-    *('suite.collect', 'suite.terminal'),
+    'suite.collect',
 ]
 TORCHLESS += ['stack', 'statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']
 TORCHLESS += ['finetuning.identity', 'sweep.search', 'sweep.lease', 'sweep.report']

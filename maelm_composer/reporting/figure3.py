@@ -8,9 +8,7 @@ from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, ScoredCheckp
 from maelm_composer.records import FinetuningRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Role, columns_of
 from maelm_composer.reporting.cells import Cell, Term, average, estimate
-from maelm_composer.reporting.row_builder import BOTH, CONSTANT, PERCENT, RowBuilder
-from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.verdicts import FAILS, UNDECIDED, judge_claim, qualify
+from maelm_composer.reporting.rows import CONSTANT, FAILS, PERCENT, UNDECIDED, Row, RowBuilder, judge_claim, qualify
 
 UNITS = {Axis.hours: 'hours', Axis.samples: 'samples', Axis.flops: 'FLOPs'}
 SHARE = 'share_of_time_to_target'
@@ -27,7 +25,7 @@ def build_figure3(builder: RowBuilder) -> list[Row]:
     rows = [builder.value(CONSTANT, column.name, PERCENT, evidence.constant_score(ROBERTA, column))]
     curves = {
         model: {at: evidence.score(model, column, at) for at in evidence.checkpoints_with(model, column.task)}
-        for model in BOTH
+        for model in (ROBERTA, MAE_LM)
     }
     for model, curve in curves.items():
         if not curve:

@@ -20,18 +20,7 @@ from maelm_composer.reporting.artefacts import (
     tasks_of,
 )
 from maelm_composer.reporting.cells import Cell, Term, slope, subtract
-from maelm_composer.reporting.row_builder import (
-    BOTH,
-    CONSTANT,
-    GAP,
-    PERCENT,
-    POINTS,
-    RANK,
-    Claim,
-    RowBuilder,
-    claim_more_dimensions,
-)
-from maelm_composer.reporting.rows import Row
+from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
 ANGLES = 5  # quantiles of the principal angles in a rank record, smallest first
@@ -99,7 +88,7 @@ def build_table3(builder: RowBuilder) -> list[Row]:
         ]
         for model, cell in zip(BOTH, both, strict=True):
             rows.append(builder.value(model.label, column, RANK, cell, builder.paper_of(model, published)))
-        claims.append(claim_more_dimensions(column, both, builder.paper_gap(published)))
+        claims.append(builder.claim_more_dimensions(column, both, published))
     return rows + builder.claims(RANK, *claims)
 
 
@@ -149,8 +138,8 @@ def build_figure5(builder: RowBuilder) -> list[Row]:
     finetuned = [evidence.finetuned_rank(model, task) for model in BOTH]
     return rows + builder.claims(
         RANK,
-        claim_more_dimensions('rank_real, last layer', pretrained, builder.paper_gap('pretrained')),
-        claim_more_dimensions(f'rank after {task}', finetuned, None),
+        builder.claim_more_dimensions('rank_real, last layer', pretrained, 'pretrained'),
+        builder.claim_more_dimensions(f'rank after {task}', finetuned),
     )
 
 

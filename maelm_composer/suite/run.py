@@ -28,12 +28,11 @@ from maelm_composer.precision import choose_in
 from maelm_composer.records import Finetuning
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.evidence import load_evidence
-from maelm_composer.reporting.report import report, write_tables
+from maelm_composer.reporting.report import print_tables, report, write_tables
 from maelm_composer.suite.collect import collect_finetunings, collect_rank, collect_run
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
-from maelm_composer.suite.terminal import print_tables
 from maelm_composer.sweep.run import sweep
 from maelm_composer.training.run import pretrain
 
