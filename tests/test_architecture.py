@@ -62,7 +62,7 @@ TORCHLESS = [
     *('tasks.squad_metric', 'suite.steps', 'suite.cost', 'suite.plan'),
     'suite.collect',
 ]
-TORCHLESS += ['stack', 'statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']
+TORCHLESS += ['stack', 'statistics', 'cluster', 'reporting.report']
 TORCHLESS += ['finetuning.identity', 'sweep.search', 'sweep.lease', 'sweep.report']
 # Importing Composer takes 3 to 9 seconds, in every process that reads shards, fine-tunes or ranks.
 COMPOSERLESS = [*TORCHLESS, 'data.dataset', 'finetuning.run', 'sweep.worker', 'analysis.ranks']

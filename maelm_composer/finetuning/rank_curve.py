@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from maelm_composer.analysis.effective_rank import Gram, measure_effective_rank
+from maelm_composer.analysis.measures import Gram
 from maelm_composer.console import track
 from maelm_composer.finetuning.batching import collate, sort_for_evaluation
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE
@@ -41,4 +41,4 @@ def measure_last_layer(encoder: nn.Module, inputs: Inputs, special_ids: Collecti
         gram = gram or Gram(states.shape[-1], device)
         gram.add(states[(segments > 0) & torch.isin(ids, specials, invert=True)])
     assert gram is not None
-    return measure_effective_rank(gram)
+    return gram.measure_effective_rank()
