@@ -16,10 +16,9 @@ from maelm_composer.device import explain_memory, find_device, keep_freed_memory
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.finetuning.evaluation import Evaluator, Result
-from maelm_composer.finetuning.fit import fit
+from maelm_composer.finetuning.fit import fit, measure_last_layer
 from maelm_composer.finetuning.identity import check_names, describe_run, run_key
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.rank_curve import measure_last_layer
 from maelm_composer.precision import choose_in, tell
 from maelm_composer.records import (
     Evaluation,
