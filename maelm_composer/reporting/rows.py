@@ -14,7 +14,7 @@ from typing import Any
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, Record
-from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Model
+from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Column, Model
 from maelm_composer.reporting.cells import Cell, Estimate, subtract
 from maelm_composer.reporting.evidence import Evidence, read_csv
 from maelm_composer.statistics import LEVEL, adjust_holm
@@ -128,6 +128,9 @@ class RowBuilder:
             verdict = judge_value(self.scale, found, paper)
             found = replace(found, p=None, detectable=None)  # whether a score is 0 is not a question
         return self.make(Row(self.scale, self.artefact, row, column, unit, paper=paper), cell, found, verdict)
+
+    def score(self, model: Model, column: Column, cell: Cell) -> Row:
+        return self.value(model.label, column.name, PERCENT, cell, self.paper_of(model, column.name))
 
     def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
         """A row with a verdict for each of ``claims`` (above zero, or below), one family for Holm's correction."""

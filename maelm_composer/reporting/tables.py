@@ -40,10 +40,7 @@ def build_own(builder: RowBuilder) -> list[Row]:
 def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
     """Both models' scores, those of a constant answer, and MAE-LM − RoBERTa; a task's main metric is its first."""
     cells = {(model, c): builder.evidence.score(model, c) for model in BOTH for c in columns}
-    rows = [
-        builder.value(model.label, c.name, PERCENT, cell, builder.paper_of(model, c.name))
-        for (model, c), cell in cells.items()
-    ]
+    rows = [builder.score(model, c, cell) for (model, c), cell in cells.items()]
     main = {column.task: column for column in reversed(columns)}  # the mean is that of no task
     rows += [
         builder.value(CONSTANT, c.name, PERCENT, builder.evidence.constant_score(ROBERTA, c))
@@ -59,19 +56,12 @@ def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
 
 
 def build_table2(builder: RowBuilder) -> list[Row]:
-    average = average_column(builder.scale)
-    cells = {model: builder.evidence.score(model, average) for model in ABLATIONS}
-    rows = [
-        builder.value(model.label, average.name, PERCENT, cell, builder.paper_of(model, average.name))
-        for model, cell in cells.items()
-    ]
+    column = average_column(builder.scale)
+    cells = {model: builder.evidence.score(model, column) for model in ABLATIONS}
+    rows = [builder.score(model, column, cell) for model, cell in cells.items()]
+    name = column.name
     claims = [
-        Claim(
-            f'{model.label} − MAE-LM',
-            average.name,
-            subtract(cell, cells[MAE_LM]),
-            builder.paper_gap(average.name, MAE_LM, model),
-        )
+        Claim(f'{model.label} − MAE-LM', name, subtract(cell, cells[MAE_LM]), builder.paper_gap(name, MAE_LM, model))
         for model, cell in cells.items()
         if model is not MAE_LM
     ]

@@ -38,7 +38,6 @@ TASK_SIZES = {
 CHARACTERS_PER_TOKEN = 4.0  # of these tasks, with that vocabulary
 # FLOP/s in fp32 and in dense bf16 (NVIDIA's data sheets, SXM).
 PEAKS = {'a100': (19.5e12, 312e12), 'h100': (67e12, 989e12), 'h200': (67e12, 989e12)}
-CPU = 'cpu'
 
 
 def count_finetuning_flops(config: FinetuningConfig, model: ModelConfig, task: Task) -> float:
@@ -93,8 +92,12 @@ class Device:
     bf16: float
 
     @property
+    def is_cpu(self) -> bool:
+        return self.name == 'cpu'
+
+    @property
     def label(self) -> str:
-        return 'this CPU' if self.name == CPU else f'{self.count} × {self.name.upper()}'
+        return 'this CPU' if self.is_cpu else f'{self.count} × {self.name.upper()}'
 
 
 def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
@@ -109,7 +112,7 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
             raise InputError(f'this machine has no GPU: name the kind with --gpu, one of {", ".join(PEAKS)}')
         if not found:  # one core's speed in a feed-forward block, times the number of cores
             speeds, cores = measure_speeds(), len(os.sched_getaffinity(0))
-            return Device(CPU, 1, cores * speeds.fp32, cores * speeds.bf16)
+            return Device('cpu', 1, cores * speeds.fp32, cores * speeds.bf16)
         gpu, count = found[0], count or len(found)
     name = next((name for name in PEAKS if name in gpu.lower()), None)
     if name is None:
@@ -123,7 +126,7 @@ def select_same_device(evidence: Evidence, device: Device) -> Evidence:
 
     def is_same(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
         cpu = record.provenance.cpu, record.provenance.cpu_count
-        return device.name in record.device.lower() and (device.name != CPU or cpu == (here.cpu, here.cpu_count))
+        return device.name in record.device.lower() and (not device.is_cpu or cpu == (here.cpu, here.cpu_count))
 
     return replace(
         evidence,

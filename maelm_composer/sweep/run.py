@@ -21,8 +21,8 @@ from filelock import SoftFileLease, Timeout
 from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError, first_line
-from maelm_composer.finetuning.identity import describe_run, run_key
-from maelm_composer.finetuning.run import find_finished, finetune, load_encoder
+from maelm_composer.finetuning.identity import describe_run, find_finished, run_key
+from maelm_composer.finetuning.run import finetune, load_encoder
 from maelm_composer.precision import Choice, choose_in, tell
 from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
 from maelm_composer.sweep.lease import is_free, open_lease
