@@ -132,6 +132,13 @@ class RowBuilder:
     def score(self, model: Model, column: Column, cell: Cell) -> Row:
         return self.value(model.label, column.name, PERCENT, cell, self.paper_of(model, column.name))
 
+    def layers(self, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
+        """One row for each layer, or one that says why there is none; ``index`` as in Evidence.rank_by_layer."""
+        column = key if index is None else f'principal_angle_{index}'
+        cells = self.evidence.rank_by_layer(model, key, index)
+        rows = [(layer, self.value(model.label, column, unit, cell)) for layer, cell in cells.items()]
+        return [row if row.value is None else row.at(layer, 'layer') for layer, row in rows]
+
     def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
         """A row with a verdict for each of ``claims`` (above zero, or below), one family for Holm's correction."""
         tested = {i: e.p for i, c in enumerate(claims) if (e := c.cell.estimate) is not None and e.p is not None}

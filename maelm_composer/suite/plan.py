@@ -99,7 +99,8 @@ class Forecast:
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
-        parts = [(_without_tasks(item.step), part, seconds) for item in items for part, seconds in item.left.items()]
+        # A step is found without its tasks, which are its parts.
+        parts = [(replace(i.step, tasks=()), part, seconds) for i in items for part, seconds in i.left.items()]
         self._left = {(step, part): seconds for step, part, seconds in parts if seconds}
         self._planned: defaultdict[Kind, float] = defaultdict(float)
         self._took: defaultdict[Kind, float] = defaultdict(float)
@@ -110,7 +111,7 @@ class Forecast:
         Returns:
             The seconds that the suite has left; None if nothing was left of ``step``.
         """
-        planned = sum(self._left.pop((_without_tasks(step), part), 0.0) for part in ('', *step.tasks))
+        planned = sum(self._left.pop((replace(step, tasks=()), part), 0.0) for part in ('', *step.tasks))
         if not planned:
             return None
         self._planned[step.kind] += planned
@@ -122,10 +123,6 @@ class Forecast:
     @property
     def is_over(self) -> bool:
         return not self._left
-
-
-def _without_tasks(step: Step) -> Step:
-    return replace(step, tasks=())
 
 
 def print_plan(suite: Suite, items: Sequence[Item], device: Device) -> None:
