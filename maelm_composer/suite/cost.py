@@ -14,10 +14,9 @@ from maelm_composer.precision import measure_speeds
 from maelm_composer.provenance import collect_provenance
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
 from maelm_composer.reporting.evidence import Evidence
-from maelm_composer.sweep.search import count_evaluations, list_points
+from maelm_composer.sweep.search import list_points, run_cost
 from maelm_composer.tasks.catalogue import Task
 from maelm_composer.tasks.sources import count_characters, load_task_data
-from maelm_composer.training.plan import FORWARD_AND_BACKWARD
 
 # Training rows, rows of all dev sets (official counts), and mean tokens per row with a vocabulary of 8,192.
 TASK_SIZES = {
@@ -51,7 +50,7 @@ def count_finetuning_flops(config: FinetuningConfig, model: ModelConfig, task: T
     dev_rows = min(dev_rows, config.data.max_dev_examples or dev_rows)
     points = list_points(config, task)
     epochs = sum(point.max_epochs for point in points) / len(points)
-    passes = FORWARD_AND_BACKWARD * epochs * rows + count_evaluations(config, epochs) * dev_rows
+    passes = run_cost(config, epochs, rows, dev_rows)
     if config.measures_rank:
         passes += (epochs + 1) * dev_rows
     return passes * _count_encoder_flops(model, min(length, config.max_seq_len, model.max_seq_len))
@@ -99,6 +98,21 @@ class Device:
     def label(self) -> str:
         return 'this CPU' if self.is_cpu else f'{self.count} × {self.name.upper()}'
 
+    def select_same(self, evidence: Evidence) -> Evidence:
+        """The records of runs on this kind of device; a CPU must be that of this machine."""
+        here = collect_provenance(self)  # the hash of its recipe is not read
+
+        def is_same(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
+            cpu = record.provenance.cpu, record.provenance.cpu_count
+            return self.name in record.device.lower() and (not self.is_cpu or cpu == (here.cpu, here.cpu_count))
+
+        return replace(
+            evidence,
+            runs={name: run for name, run in evidence.runs.items() if is_same(run)},
+            finetunings=list(filter(is_same, evidence.finetunings)),
+            ranks=list(filter(is_same, evidence.ranks)),
+        )
+
 
 def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
     """The devices of this machine, or ``count`` of the named GPU.
@@ -118,22 +132,6 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
     if name is None:
         raise InputError(f'GPU {gpu}: its peak is not known; choose one of {", ".join(PEAKS)}')
     return Device(name, count or 1, *PEAKS[name])
-
-
-def select_same_device(evidence: Evidence, device: Device) -> Evidence:
-    """The records of runs on this kind of device; a CPU must be that of this machine."""
-    here = collect_provenance(device)  # the hash of its recipe is not read
-
-    def is_same(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
-        cpu = record.provenance.cpu, record.provenance.cpu_count
-        return device.name in record.device.lower() and (not device.is_cpu or cpu == (here.cpu, here.cpu_count))
-
-    return replace(
-        evidence,
-        runs={name: run for name, run in evidence.runs.items() if is_same(run)},
-        finetunings=list(filter(is_same, evidence.finetunings)),
-        ranks=list(filter(is_same, evidence.ranks)),
-    )
 
 
 def _list_gpus() -> list[str]:

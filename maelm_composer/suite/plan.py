@@ -19,13 +19,7 @@ from maelm_composer.model.cost import count_parameters
 from maelm_composer.records import Finetuning, load_folder, load_record, parse_finetuning, parse_pretraining, parse_rank
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.reporting.evidence import Evidence, read_evidence
-from maelm_composer.suite.cost import (
-    Device,
-    count_finetuning_flops,
-    count_rank_flops,
-    describe_device,
-    select_same_device,
-)
+from maelm_composer.suite.cost import Device, count_finetuning_flops, count_rank_flops, describe_device
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
 from maelm_composer.tasks.catalogue import Task, find_task
@@ -80,7 +74,7 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
     """
     if suite.precision is Precision.auto:
         suite = replace(suite, precision=Precision.bf16 if device.bf16 > device.fp32 else Precision.fp32)
-    evidence = select_same_device(read_evidence(suite.records, suite.scale), device)
+    evidence = device.select_same(read_evidence(suite.records, suite.scale))
     planner = _Planner(suite, device, evidence, load_folder(suite.finetuning_folder, parse_finetuning))
     return [planner.plan(step) for step in list_steps(suite, artefacts)]
 

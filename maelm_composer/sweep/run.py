@@ -27,21 +27,12 @@ from maelm_composer.precision import Choice, choose_in, tell
 from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
 from maelm_composer.sweep.lease import is_free, open_lease
 from maelm_composer.sweep.report import Progress, Standing, print_result
-from maelm_composer.sweep.search import (
-    SweepResult,
-    conclude,
-    count_evaluations,
-    count_runs,
-    list_tasks,
-    plan_grid,
-    plan_repeats,
-)
+from maelm_composer.sweep.search import SweepResult, conclude, count_runs, list_tasks, plan_grid, plan_repeats, run_cost
 from maelm_composer.tasks.catalogue import Task
 from maelm_composer.tasks.sources import count_characters, load_task_data
 
 STOPPED = 'stopped: the runs that ended are recorded, and the same command does the others'
 SECONDS_BETWEEN_LOOKS = 1.0
-TRAINING_PER_EVALUATION = 3  # a row's training costs about three times its evaluation
 
 
 @dataclass(frozen=True)
@@ -134,8 +125,7 @@ class _Sweep:
     def _add(self, task: Task, configs: list[FinetuningConfig]) -> None:
         facts = self.facts[task.name]
         for config in configs:
-            training = TRAINING_PER_EVALUATION * config.max_epochs * facts.training_size
-            cost = training + count_evaluations(config, config.max_epochs) * facts.evaluation_size
+            cost = run_cost(config, config.max_epochs, facts.training_size, facts.evaluation_size)
             key = run_key(config, facts.identity, facts.data_hash)
             lease = open_lease(config.save_folder, key)
             job = Job(key, config, task, cost, lease, find_finished(config, key))
