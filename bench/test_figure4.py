@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from bench.conftest import find_value
-from maelm_composer.reporting.artefacts import DELTAS, ENCODER_WITH_MASK, MAE_LM, average_column
+from maelm_composer.reporting.artefacts import DELTAS, ENCODER_WITH_MASK, MAE_LM, average_of
 from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.steps import Suite
 
 
 def test_figure4(make: Callable, suite: Suite) -> None:
-    rows, average = make('figure4'), average_column(suite.scale).name
+    rows, average = make('figure4'), average_of(suite.scale).name
     points = [row for row in rows if row['column'] == average and row['x']]
     assert [float(row['x']) for row in points] == [delta for delta, _ in DELTAS] == [0, 0.25, 0.5, 0.75, 1]
     table2 = read_csv(suite.results / suite.scale / 'table2.csv')

@@ -50,8 +50,8 @@ def resample(found: np.ndarray, of_seeds: np.ndarray, of_examples: np.ndarray | 
 
 def estimate_crossed(found: np.ndarray) -> Interval:
     influences = found - found.mean(1, keepdims=True)
-    variance = measure_example_variance([(1.0, influences)])
-    interval = estimate_contrast([(1.0, found.mean(1))], [variance])
+    variance = measure_example_variance([influences])
+    interval = estimate_contrast([found.mean(1)], [variance])
     return interval.low, interval.high
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from bench.conftest import find_value
-from maelm_composer.reporting.artefacts import ABLATIONS, MAE_LM, average_column
+from maelm_composer.reporting.artefacts import ABLATIONS, MAE_LM, average_of
 from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.steps import Suite
 
 
 def test_table2(make: Callable, suite: Suite) -> None:
-    rows, average = make('table2'), average_column(suite.scale).name
+    rows, average = make('table2'), average_of(suite.scale).name
     assert len(ABLATIONS) == 14
     assert [row['row'] for row in rows[:14]] == [model.label for model in ABLATIONS]
     table1 = read_csv(suite.results / suite.scale / 'table1.csv')

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
-from maelm_composer.reporting.row_builder import GAP
+from maelm_composer.reporting.rows import GAP
 from maelm_composer.suite.steps import Suite
 
 

@@ -245,11 +245,10 @@ def report(
     scale: Scale, results: Annotated[Path, typer.Option(help='Folder of the recorded results.')] = Path('results')
 ) -> None:
     """Rebuild the tables, figures and page of a scale from its records. Needs no torch."""
-    from maelm_composer.reporting.report import report as make
-    from maelm_composer.suite.terminal import print_tables
+    from maelm_composer.reporting import report as reporting
 
-    page, tables = make(scale, results)
-    print_tables(scale, tables)
+    page, tables = reporting.report(scale, results)
+    reporting.print_tables(scale, tables)
     print(f'report: {page}')
 
 

@@ -27,22 +27,20 @@ def estimate_mean(values: Sequence[float]) -> MeanInterval:
     Paired samples are given as differences. For normal values the coverage is exact from two values on; a bootstrap
     over three values covers at most 75 %, over five at most 94 %. If a value is infinite, so is the mean.
     """
-    return estimate_contrast([(1.0, values)])
+    return estimate_contrast([values])
 
 
 @dataclass(frozen=True)
 class ExampleVariance:
-    """The variance that the choice of examples contributes to Σ weight × mean over seeds."""
+    """The variance that the choice of examples contributes to a mean over seeds."""
 
     own: float  # variance due to the examples being a sample
     shared: float  # the part of it that the variance over seeds contains, too: the interaction of seed and example
     count: int  # examples
 
 
-def estimate_contrast(
-    groups: Sequence[tuple[float, Sequence[float]]], examples: Sequence[ExampleVariance] = ()
-) -> MeanInterval:
-    """Σ weight × mean over independent ``groups`` (weight, values), each with a variance of its own.
+def estimate_contrast(groups: Sequence[Sequence[float]], examples: Sequence[ExampleVariance] = ()) -> MeanInterval:
+    """The sum of the means of independent ``groups``, each with a variance of its own.
 
     Degrees of freedom are those of Welch and Satterthwaite; for one group they are n − 1.
 
@@ -51,36 +49,37 @@ def estimate_contrast(
             seeds plus that of examples, with the common part counted once, and at least the larger of the two. Without
             it the interval is about these very examples.
     """
-    samples = [(weight, np.asarray(values, dtype=float)) for weight, values in groups]
-    mean = float(sum(weight * sample.mean() for weight, sample in samples))
-    if any(len(sample) == 1 or not np.isfinite(sample).all() for _, sample in samples):
+    samples = [np.asarray(values, dtype=float) for values in groups]
+    mean = float(sum(sample.mean() for sample in samples))
+    if any(len(sample) == 1 or not np.isfinite(sample).all() for sample in samples):
         return MeanInterval(mean, None, None, None, None)
-    parts = [(weight**2 * float(sample.var(ddof=1)) / len(sample), len(sample) - 1) for weight, sample in samples]
+    parts = [(float(sample.var(ddof=1)) / len(sample), len(sample) - 1) for sample in samples]
     of_seeds, own = sum(part for part, _ in parts), sum(found.own for found in examples)
     variance = max(of_seeds + own - sum(found.shared for found in examples), of_seeds, own)
     parts += [(found.own, found.count - 1) for found in examples]
     error = variance**0.5
-    freedom = variance**2 / sum(part**2 / n for part, n in parts) if error else len(samples[0][1]) - 1
+    freedom = variance**2 / sum(part**2 / n for part, n in parts) if error else len(samples[0]) - 1
     half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
     p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
     detectable = half + float(stdtrit(freedom, POWER)) * error
     return MeanInterval(mean, mean - half, mean + half, p, detectable)
 
 
-def measure_example_variance(groups: Sequence[tuple[float, np.ndarray]]) -> ExampleVariance:
-    """The variance of Σ weight × mean due to the examples. Every seed is measured on the same examples (crossed).
+def measure_example_variance(groups: Sequence[np.ndarray]) -> ExampleVariance:
+    """The variance of the sum of the means of ``groups`` due to the examples.
 
     Args:
-        groups: (weight, influences (seeds, examples)); groups have nothing in common but the examples.
+        groups: (seeds, examples) influences, crossed: every seed is measured on the same examples, and groups have
+            nothing else in common.
     """
-    count = groups[0][1].shape[1]
-    mean = sum(weight * influences.mean(0) for weight, influences in groups)
+    count = groups[0].shape[1]
+    mean = sum(influences.mean(0) for influences in groups)
     shared = 0.0
-    for weight, influences in groups:
+    for influences in groups:
         seeds = len(influences)
         if seeds > 1:
             rest = influences - influences.mean(0) - influences.mean(1, keepdims=True) + influences.mean()
-            shared += weight**2 * float((rest**2).sum()) / ((seeds - 1) * (count - 1)) / (seeds * count)
+            shared += float((rest**2).sum()) / ((seeds - 1) * (count - 1)) / (seeds * count)
     return ExampleVariance(float(np.var(mean, ddof=1)) / count, shared, count)
 
 

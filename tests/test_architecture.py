@@ -47,25 +47,13 @@ STAGES = [
     {'cli', 'train'},
 ]
 TORCHLESS = [
-    *(
-        'config',
-        'errors',
-        'recipe',
-        'files',
-        'provenance',
-        'records',
-        'checkpoints.names',
-        'model.cost',
-        'training.plan',
-        'training.scaling',
-    ),
-    *('tasks.squad_metric', 'suite.steps', 'suite.cost', 'suite.plan'),
-    *('suite.collect', 'suite.terminal'),
+    *('config', 'errors', 'recipe', 'files', 'provenance', 'records', 'stack', 'statistics', 'cluster'),
+    *('checkpoints.names', 'model.cost', 'training.plan', 'training.scaling', 'tasks.squad_metric'),
+    *('suite.steps', 'suite.cost', 'suite.plan', 'reporting.report', 'finetuning.identity'),
+    *('sweep.search', 'sweep.lease', 'sweep.report'),
 ]
-TORCHLESS += ['stack', 'statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']
-TORCHLESS += ['finetuning.identity', 'sweep.search', 'sweep.lease', 'sweep.report']
 # Importing Composer takes 3 to 9 seconds, in every process that reads shards, fine-tunes or ranks.
-COMPOSERLESS = [*TORCHLESS, 'data.dataset', 'finetuning.run', 'sweep.worker', 'analysis.ranks']
+COMPOSERLESS = [*TORCHLESS, 'data.dataset', 'finetuning.run', 'sweep.run', 'analysis.ranks']
 
 
 def stage_of(name: str) -> int:

@@ -65,7 +65,7 @@ def test_with_the_variance_of_the_examples_the_interval_covers_other_examples(se
     for _ in range(repeats):
         drawn = draw_crossed(generator, seeds, 400, of_seed, of_example, of_both)
         means, influences = drawn.mean(1), drawn - drawn.mean(1, keepdims=True)
-        found = estimate_contrast([(1.0, means)], [measure_example_variance([(1.0, influences)])])
+        found = estimate_contrast([means], [measure_example_variance([influences])])
         alone = estimate_mean(means)
         covered += found.low <= 0 <= found.high
         covered_by_seeds += alone.low <= 0 <= alone.high
@@ -76,21 +76,21 @@ def test_with_the_variance_of_the_examples_the_interval_covers_other_examples(se
 def test_the_variance_of_examples_by_hand():
     influences = np.array([[1.0, -1.0, 0.0], [1.0, 0.0, -1.0]])
     # The mean over seeds is (1, -1/2, -1/2): variance 3/4. What is left, ±(0, 1/2, -1/2), has a mean square of 1/2.
-    found = measure_example_variance([(2.0, influences)])
+    found = measure_example_variance([2 * influences])
     assert (found.own, found.shared, found.count) == (pytest.approx(4 * 0.75 / 3), pytest.approx(4 * 0.5 / 6), 3)
-    assert measure_example_variance([(1.0, influences), (-1.0, influences)]).own == 0.0
+    assert measure_example_variance([influences, -influences]).own == 0.0
     # Seeds that agree by chance: the interval is never narrower than the examples alone make it.
-    alone = estimate_contrast([(1.0, [0.5, 0.5])], [ExampleVariance(0.04, 0.03, 400)])
+    alone = estimate_contrast([[0.5, 0.5]], [ExampleVariance(0.04, 0.03, 400)])
     assert alone.high - alone.mean == pytest.approx(0.2 * stats.t(399).ppf(0.975))
 
 
 def test_a_contrast_of_unequal_groups_is_welchs():
-    first, second = [1.0, 2.0, 4.0], [3.0, 3.5, 9.0, 1.0]
-    found = estimate_contrast([(1.0, first), (-1.0, second)])
+    first, second = np.array([1.0, 2.0, 4.0]), np.array([3.0, 3.5, 9.0, 1.0])
+    found = estimate_contrast([first, -second])
     theirs = stats.ttest_ind(first, second, equal_var=False)
     assert found.p == pytest.approx(theirs.pvalue)
     assert (found.low, found.high) == pytest.approx(tuple(theirs.confidence_interval(0.95)))
-    assert estimate_contrast([(1.0, first), (-1.0, [2.0])]).low is None
+    assert estimate_contrast([first, [-2.0]]).low is None
 
 
 def test_the_detectable_difference_is_found_in_about_four_of_five_cases():

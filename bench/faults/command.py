@@ -35,7 +35,6 @@ FORKS.set_forkserver_preload(
         'maelm_composer.analysis.ranks',
         'maelm_composer.checkpoints.export',
         'maelm_composer.reporting.report',
-        'maelm_composer.suite.terminal',
     ]
 )
 CLOCKS = ('/usr/lib/*/faketime', '/usr/lib*/faketime', '/usr/local/lib/faketime')

@@ -1,1 +1,1 @@
-"""Effective ranks and subspaces of an encoder's hidden states, and time to accuracy."""
+"""Effective ranks and subspaces of an encoder's hidden states."""

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from maelm_composer.analysis.effective_rank import THRESHOLD, Gram, find_directions, measure_effective_rank
-from maelm_composer.analysis.hidden_states import iterate_views
-from maelm_composer.analysis.rows import RowSource, find_shards, find_text
-from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
+from maelm_composer.analysis.measures import THRESHOLD, Gram, RankOneResidual, measure_principal_angles
+from maelm_composer.analysis.rows import RowSource, find_shards, find_text, iterate_views
 from maelm_composer.checkpoints.find import find_encoder, read_recipe
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.config import DataConfig, Implementation, Precision
@@ -170,16 +168,16 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
 
 def _measure(number: int, layer: _Layer, options: RankOptions) -> LayerRanks:
     threshold, centered = options.threshold, options.centered
-    kept = find_directions(layer.kept, threshold, centered)
-    masks = find_directions(layer.masks, threshold, centered)
+    kept = layer.kept.find_directions(threshold, centered)
+    masks = layer.masks.find_directions(threshold, centered)
     return LayerRanks(
         layer=number,
-        rank_real=measure_effective_rank(layer.real, threshold, centered),
-        rank_with_masks=measure_effective_rank(layer.kept + layer.masks, threshold, centered),
+        rank_real=layer.real.measure_effective_rank(threshold, centered),
+        rank_with_masks=(layer.kept + layer.masks).measure_effective_rank(threshold, centered),
         rank_real_with_masks=kept.shape[1],
         rank_masks=masks.shape[1],
-        mask_outside_share=measure_outside_share(layer.masks, kept, centered),
-        real_outside_share=measure_outside_share(layer.kept, kept, centered),
+        mask_outside_share=layer.masks.measure_outside_share(kept, centered),
+        real_outside_share=layer.kept.measure_outside_share(kept, centered),
         principal_angles_degrees=measure_principal_angles(kept, masks),
         rank_one_residual=layer.residual.get_mean(),
     )

@@ -1,14 +1,17 @@
 """Predictions of a model, and their evaluation on a task's whole dev sets, which are tokenised once."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from maelm_composer.config import FinetuningConfig, SpanConfig
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE, predict
 from maelm_composer.finetuning.model import FinetuningModel
+from maelm_composer.records import Evaluation
 from maelm_composer.tasks.catalogue import CLASSIFICATION, SPAN, Task
 from maelm_composer.tasks.examples import Inputs, encode
 from maelm_composer.tasks.metrics import compute_metrics, score_constant
@@ -43,6 +46,8 @@ def read_scores(
 
 
 class Evaluator:
+    """Evaluates a model during its training, and keeps the best evaluation; the first of equals."""
+
     def __init__(
         self,
         task: Task,
@@ -57,6 +62,10 @@ class Evaluator:
         self.precision, self.pad_id = config.precision, tokenizer.pad_token_id
         self.batch_size = min(EVAL_BATCH_SIZE, config.device_train_microbatch_size or EVAL_BATCH_SIZE)
         self.inputs = {split: encode(rows, task, tokenizer, max_seq_len, span) for split, rows in examples.items()}
+        self.keeps_weights, self.weights = config.saves_model, dict[str, torch.Tensor]()  # of the best evaluation
+        self.best: Result | None = None
+        self.best_step, self.seconds = 0, 0.0
+        self.history: list[Evaluation] = []
 
     def score_constant(self) -> float:
         """The task's metric for the best constant prediction."""
@@ -65,7 +74,18 @@ class Evaluator:
         labels = [bool(example.answers_text) if is_span else example.label for example in examples]
         return score_constant(self.task, np.array(labels))
 
-    def evaluate(self, model: FinetuningModel) -> Result:
+    def evaluate(self, model: FinetuningModel, step: int) -> None:
+        start = time.perf_counter()
+        result = self._evaluate(model)
+        score = result.metrics[self.task.metric]
+        if all(score > earlier.score for earlier in self.history):
+            self.best, self.best_step = result, step
+            if self.keeps_weights:
+                self.weights = {name: value.to('cpu', copy=True) for name, value in model.state_dict().items()}
+        self.history.append(Evaluation(step=step, score=score))
+        self.seconds += time.perf_counter() - start
+
+    def _evaluate(self, model: FinetuningModel) -> Result:
         scores = {
             split: predict(model, inputs, self.precision, self.pad_id, self.batch_size)
             for split, inputs in self.inputs.items()

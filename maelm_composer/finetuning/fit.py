@@ -1,4 +1,4 @@
-"""Training and prediction on one device.
+"""Batches, training and prediction on one device, and the effective rank of the last layer during training.
 
 The loop is plain PyTorch. A sweep makes thousands of short runs, for which Composer's Trainer has an overhead without
 a benefit (docs/finetuning.md).
@@ -6,27 +6,82 @@ a benefit (docs/finetuning.md).
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import get_linear_schedule_with_warmup
 
+from maelm_composer.analysis.measures import Gram
 from maelm_composer.config import EvaluationProtocol, FinetuningConfig, OptimizerConfig, Precision
 from maelm_composer.console import track
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.batching import collate, measure_padding, order_by_length, sort_for_evaluation
-from maelm_composer.finetuning.model import FinetuningModel
+from maelm_composer.finetuning.model import FinetuningBatch, FinetuningModel
 from maelm_composer.tasks.examples import Inputs
 from maelm_composer.training.optimizer import build_optimizer
 
 EVAL_BATCH_SIZE = 64
+CHUNK_BATCHES = 100  # rows are sorted by length within a chunk of this many batches
 STEPS_BETWEEN_CHECKS = 50  # losses are read this seldom, because reading one waits for the device
+MAX_RANK_TOKENS = (
+    2**16
+)  # of an effective rank: 85 per dimension of base; with more, the ranks took as long as the fine-tuning on two cores
 OPTIMIZER_SETTINGS = ('learning_rate', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay')
+
+
+def order_by_length(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """One epoch's batches of row numbers, each row once: a function of the lengths, ``seed`` and ``epoch``.
+
+    Rows are shuffled, sorted by length within chunks of ``CHUNK_BATCHES`` batches and cut into batches, which are
+    shuffled in turn. One batch may be smaller than ``batch_size``.
+    """
+    generator = np.random.default_rng((seed, epoch))
+    order, length = generator.permutation(len(lengths)), np.asarray(lengths)
+    batches: list[np.ndarray] = []
+    chunk_size = batch_size * CHUNK_BATCHES
+    for first in range(0, len(order), chunk_size):
+        chunk = order[first : first + chunk_size]
+        chunk = chunk[np.argsort(length[chunk], kind='stable')]
+        batches += [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
+    return [batches[i] for i in generator.permutation(len(batches))]
+
+
+def collate(inputs: Inputs, rows: Sequence[int] | np.ndarray, pad_id: int) -> FinetuningBatch:
+    """The batch of the rows with the numbers ``rows``."""
+    ids = [inputs.input_ids[row] for row in rows]
+    lengths = np.array([len(row) for row in ids])
+    slots = np.arange(lengths.max())
+    is_token = slots < lengths[:, None]
+    padded = np.full(is_token.shape, pad_id, np.int64)
+    padded[is_token] = np.concatenate(ids)
+    is_candidate = None
+    if inputs.passage_starts is not None:
+        starts = inputs.passage_starts[rows][:, None]
+        is_candidate = torch.from_numpy((slots == 0) | ((slots >= starts) & (slots < lengths[:, None] - 1)))
+    return FinetuningBatch(
+        input_ids=torch.from_numpy(padded),
+        position_ids=torch.from_numpy(np.where(is_token, slots, 0)),
+        segment_ids=torch.from_numpy(is_token.astype(np.int64)),
+        targets=torch.from_numpy(inputs.targets[rows]),
+        is_candidate=is_candidate,
+    )
+
+
+def measure_padding(lengths: Sequence[int], batches: Sequence[np.ndarray]) -> float:
+    """The share of padding among all positions of the batches."""
+    length = np.asarray(lengths)
+    total = sum(len(rows) * int(length[rows].max()) for rows in batches)
+    return 1 - sum(int(length[rows].sum()) for rows in batches) / total
+
+
+def sort_for_evaluation(lengths: Sequence[int], batch_size: int) -> list[np.ndarray]:
+    """Batches of row numbers in descending order of length."""
+    order = np.argsort(-np.asarray(lengths), kind='stable')
+    return [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
 
 
 @dataclass(frozen=True)
@@ -133,6 +188,34 @@ def predict(
         for row, output in zip(rows, outputs.float().cpu().numpy(), strict=True):
             scores[row] = output
     return scores
+
+
+@torch.inference_mode()
+def measure_last_layer(encoder: nn.Module, inputs: Inputs, special_ids: Collection[int], pad_id: int) -> int:
+    """Effective rank of the last layer in fp32 at the real tokens; ``encoder`` is left in evaluation mode.
+
+    Every k-th row is read, with the least k that gives about ``MAX_RANK_TOKENS`` tokens. No random number is drawn.
+
+    Args:
+        special_ids: the tokenizer's ids of [CLS], [PAD] and [SEP], which are not real tokens.
+
+    Raises:
+        InputError: no row contains a real token.
+    """
+    device = next(encoder.parameters()).device
+    specials = torch.tensor(sorted(special_ids), device=device)
+    lengths = np.asarray(inputs.lengths)
+    chosen = np.arange(0, len(lengths), math.ceil(lengths.sum() / MAX_RANK_TOKENS))
+    parts = sort_for_evaluation(lengths[chosen].tolist(), EVAL_BATCH_SIZE)
+    encoder.eval()
+    gram: Gram | None = None
+    for rows in track(parts, len(parts), 'effective rank', 'batches'):
+        ids, positions, segments = collate(inputs, chosen[rows], pad_id).to(device)[:3]
+        states = encoder(ids, positions, segments)
+        gram = gram or Gram(states.shape[-1], device)
+        gram.add(states[(segments > 0) & torch.isin(ids, specials, invert=True)])
+    assert gram is not None
+    return gram.measure_effective_rank()
 
 
 def _read_losses(unread: list[Tensor], step: int) -> list[float]:

@@ -1,13 +1,14 @@
-"""The settings that decide the scores of a fine-tuning run, and the name of its record. Imports no torch."""
+"""The settings that decide the scores of a fine-tuning run, and its record by name. Imports no torch."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.files import hash_json
 from maelm_composer.provenance import collect_provenance
 from maelm_composer.recipe import to_plain
-from maelm_composer.records import EncoderIdentity, Point
+from maelm_composer.records import EncoderIdentity, FinetuningRecord, Point, load_record, parse_finetuning
 from maelm_composer.tasks.catalogue import GROUPS, SPAN, find_task
 
 PROTOCOL = (
@@ -32,6 +33,22 @@ def run_key(config: FinetuningConfig, identity: EncoderIdentity, data_hash: str)
         'data': data_hash,
     }
     return f'{config.task}-{hash_json(deciding)[:KEY_LENGTH]}'
+
+
+def find_finished(config: FinetuningConfig, key: str) -> FinetuningRecord | None:
+    """The record of a run that finished and left everything that ``config`` asks for, or None.
+
+    Raises:
+        InputError: the file is no fine-tuning record.
+    """
+    path = Path(config.save_folder, f'{key}.json')
+    if config.saves_model and not path.with_suffix('').exists():
+        return None
+    try:
+        record = load_record(path, parse_finetuning)
+    except FileNotFoundError:
+        return None
+    return record if isinstance(record, FinetuningRecord) else None
 
 
 def describe_run(config: FinetuningConfig, key: str, identity: EncoderIdentity, data_hash: str) -> dict[str, Any]:

@@ -1,13 +1,29 @@
-"""A pretrained encoder with a task's head."""
+"""A pretrained encoder with a task's head, and the batch that it reads."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maelm_composer.finetuning.batching import FinetuningBatch
 from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, Task
 
 SPAN_INIT_STD = 0.02
+
+
+class FinetuningBatch(NamedTuple):
+    """B rows padded to the length S of the longest."""
+
+    input_ids: Tensor  # (B, S)
+    position_ids: Tensor  # (B, S)
+    segment_ids: Tensor  # (B, S) 1 for a token, 0 for padding
+    targets: Tensor  # (B,); span task: (B, 2) first and last token of the answer
+    is_candidate: Tensor | None = None  # (B, S), span task: an answer may start or end here; [CLS] is "no answer"
+
+    def to(self, device: torch.device) -> 'FinetuningBatch':
+        return self._replace(
+            **{name: value.to(device, non_blocking=True) for name, value in self._asdict().items() if value is not None}
+        )
 
 
 class FirstTokenHead(nn.Module):

@@ -2,11 +2,8 @@
 
 import dataclasses
 import json
-import time
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-
-import torch
 
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.checkpoints.saved_model import save_model
@@ -15,21 +12,12 @@ from maelm_composer.data.storage import is_s3
 from maelm_composer.device import explain_memory, find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
-from maelm_composer.finetuning.evaluation import Evaluator, Result
-from maelm_composer.finetuning.fit import fit
-from maelm_composer.finetuning.identity import check_names, describe_run, run_key
+from maelm_composer.finetuning.evaluation import Evaluator
+from maelm_composer.finetuning.fit import fit, measure_last_layer
+from maelm_composer.finetuning.identity import check_names, describe_run, find_finished, run_key
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.rank_curve import measure_last_layer
 from maelm_composer.precision import choose_in, tell
-from maelm_composer.records import (
-    Evaluation,
-    FinetuningRecord,
-    RankAtEpoch,
-    load_record,
-    pack_numbers,
-    parse_finetuning,
-    write_record,
-)
+from maelm_composer.records import FinetuningRecord, RankAtEpoch, pack_numbers, write_record
 from maelm_composer.tasks.catalogue import SPAN, find_task
 from maelm_composer.tasks.examples import encode, fit_span
 from maelm_composer.tasks.sources import load_task_data
@@ -81,7 +69,6 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     device = find_device()
     encoder = place_encoder(pretrained.encoder, device)
     model = FinetuningModel(encoder, pretrained.hidden_size, task, config.dropout, config.seed).to(device)
-    best = _Best(evaluator, model, keeps_weights=config.saves_model)
     dev_inputs = evaluator.inputs[task.eval_splits[0]]
     specials = (tokenizer.cls_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id)
     rank_curve: list[RankAtEpoch] = []
@@ -92,11 +79,12 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
 
     with explain_memory(config.device_train_microbatch_size or config.batch_size, 'device_train_microbatch_size'):
-        report = fit(model, inputs, config, tokenizer.pad_token_id, best.evaluate, observe)
+        report = fit(model, inputs, config, tokenizer.pad_token_id, partial(evaluator.evaluate, model), observe)
 
-    assert best.result is not None
+    best = evaluator.best
+    assert best is not None
     if config.saves_model:
-        save_model(folder / key, best.weights, pretrained, task, max_seq_len, span)
+        save_model(folder / key, evaluator.weights, pretrained, task, max_seq_len, span)
     run = describe_run(config, key, pretrained.identity, data.hash)
     run['protocol']['max_seq_len'] = max_seq_len
     if task.kind == SPAN:
@@ -104,42 +92,26 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     record = FinetuningRecord(
         **run,
         error=None,
-        metrics=best.result.metrics,
-        score=best.result.metrics[task.metric],
+        metrics=best.metrics,
+        score=best.metrics[task.metric],
         baseline=evaluator.score_constant(),
-        influences={name: pack_numbers(values) for name, values in best.result.influences.items()},
-        evaluations=best.history,
-        best_step=best.step,
+        influences={name: pack_numbers(values) for name, values in best.influences.items()},
+        evaluations=evaluator.history,
+        best_step=evaluator.best_step,
         effective_rank=rank_curve[-1].effective_rank if rank_curve else None,  # of the last weights
         rank_curve=rank_curve,
         train_examples=len(data.train) - inputs.num_left_out,
         answers_not_in_context=inputs.num_left_out,
         examples_per_second=len(inputs) * config.max_epochs / report.training_seconds,
         **vars(report),
-        evaluation_seconds=best.seconds,
-        device_hours=(report.training_seconds + best.seconds) * devices / 3600,
+        evaluation_seconds=evaluator.seconds,
+        device_hours=(report.training_seconds + evaluator.seconds) * devices / 3600,
         device=name_device(),
     )
-    lines = [json.dumps(prediction, ensure_ascii=False) for prediction in best.result.predictions]
+    lines = [json.dumps(prediction, ensure_ascii=False) for prediction in best.predictions]
     write_text(folder / f'{key}.predictions.jsonl', '\n'.join(lines) + '\n')
     write_record(folder / f'{key}.json', record)  # last, as a record promises that the other files are complete
     return record
-
-
-def find_finished(config: FinetuningConfig, key: str) -> FinetuningRecord | None:
-    """The record of a run that finished and left everything that ``config`` asks for, or None.
-
-    Raises:
-        InputError: the file is no fine-tuning record.
-    """
-    path = Path(config.save_folder, f'{key}.json')
-    if config.saves_model and not path.with_suffix('').exists():
-        return None
-    try:
-        record = load_record(path, parse_finetuning)
-    except FileNotFoundError:
-        return None
-    return record if isinstance(record, FinetuningRecord) else None
 
 
 def summarize(record: FinetuningRecord, save_folder: str) -> str:
@@ -159,28 +131,3 @@ def summarize(record: FinetuningRecord, save_folder: str) -> str:
     if record.answers_not_in_context:
         lines.insert(2, f'left out, as their contexts do not contain their answers: {record.answers_not_in_context:,}')
     return '\n'.join(lines)
-
-
-@dataclass
-class _Best:
-    """The best evaluation of a run so far; the first of equals."""
-
-    evaluator: Evaluator
-    model: FinetuningModel
-    keeps_weights: bool
-    result: Result | None = None
-    step: int = 0
-    seconds: float = 0.0
-    history: list[Evaluation] = field(default_factory=list)
-    weights: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def evaluate(self, step: int) -> None:
-        start = time.perf_counter()
-        result = self.evaluator.evaluate(self.model)
-        score = result.metrics[self.evaluator.task.metric]
-        if all(score > earlier.score for earlier in self.history):
-            self.result, self.step = result, step
-            if self.keeps_weights:
-                self.weights = {name: value.to('cpu', copy=True) for name, value in self.model.state_dict().items()}
-        self.history.append(Evaluation(step=step, score=score))
-        self.seconds += time.perf_counter() - start

@@ -283,7 +283,7 @@ def columns_of(scale: str, role: Role) -> tuple[Column, ...]:
             return DEMO_SPAN_COLUMNS if is_demo else SQUAD_COLUMNS
 
 
-def average_column(scale: str) -> Column:
+def average_of(scale: str) -> Column:
     """AVG of Table 1, or the mean of the demo's own tasks."""
     return DEMO_AVERAGE if scale == DEMO else GLUE_AVERAGE
 

@@ -47,7 +47,7 @@ def estimate(terms: Sequence[Term]) -> Estimate:
     groups = [[term for term in terms if term.group == group] for group in sorted({term.group for term in terms})]
     sums = [sum_by_seed(of_group) for of_group in groups]
     examples = _measure_examples(groups)
-    found = estimate_contrast([(1.0, list(of_group.values())) for of_group in sums], examples)
+    found = estimate_contrast([list(of_group.values()) for of_group in sums], examples)
     medians = [(term, seed) for group, seeds in zip(groups, sums, strict=True) for term in group for seed in seeds]
     return Estimate(
         found.mean,
@@ -76,7 +76,7 @@ def sum_by_seed(terms: Sequence[Term]) -> dict[int, float]:
 
 def _measure_examples(groups: Sequence[Sequence[Term]]) -> list[ExampleVariance]:
     """The variance that each set of examples contributes; empty where a term has no influences."""
-    samples: dict[str, list[tuple[float, np.ndarray]]] = {}
+    samples: dict[str, list[np.ndarray]] = {}
     for terms in groups:
         seeds, of_group = find_common_seeds(terms), dict[str, np.ndarray]()
         for term in terms:
@@ -85,7 +85,7 @@ def _measure_examples(groups: Sequence[Sequence[Term]]) -> list[ExampleVariance]
             influences = term.weight * np.stack([term.influences[seed] for seed in seeds])
             of_group[term.sample] = of_group.get(term.sample, 0) + influences
         for sample, influences in of_group.items():
-            samples.setdefault(sample, []).append((1.0, influences))
+            samples.setdefault(sample, []).append(influences)
     return [measure_example_variance(found) for found in samples.values()]
 
 

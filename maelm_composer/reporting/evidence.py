@@ -69,22 +69,6 @@ class Evidence:
                 raise InputError(f'the records of {names} differ in {what}: keep those of one experiment')
         return found
 
-    def find_ranks(self, model: Model) -> list[tuple[PretrainingRecord, RankRecord]]:
-        """(pretraining run, rank record of its final checkpoint) for the runs of ``model`` that have such a record.
-
-        Raises:
-            InputError: a run has several.
-        """
-        pairs = []
-        for run in self.find_runs(model):
-            last = run.run_name, run.samples
-            found = [r for r in self.ranks if (r.checkpoint.run_name, r.checkpoint.samples) == last]
-            if len(found) > 1:
-                keys = ', '.join(record.key for record in found)
-                raise InputError(f'{len(found)} rank records of {run.run_name} ({keys}): keep one')
-            pairs += [(run, record) for record in found]
-        return pairs
-
     @cached_property
     def _grouped(self) -> Mapping[tuple[str, str | None, int | None], list[FinetuningRecord]]:
         """The fine-tuning records by task, run and checkpoint."""
@@ -199,8 +183,18 @@ class Evidence:
 
         Args:
             index: position in the value, where it is a list.
+
+        Raises:
+            InputError: a run has several records.
         """
-        found = self.find_ranks(model)
+        found = []
+        for run in self.find_runs(model):
+            last = run.run_name, run.samples
+            of_run = [r for r in self.ranks if (r.checkpoint.run_name, r.checkpoint.samples) == last]
+            if len(of_run) > 1:
+                keys = ', '.join(record.key for record in of_run)
+                raise InputError(f'{len(of_run)} rank records of {run.run_name} ({keys}): keep one')
+            found += [(run, record) for record in of_run]
 
         def read(layer: LayerRanks) -> float:
             value = getattr(layer, key)

@@ -1,20 +1,54 @@
-"""Figure 3 as rows: accuracy over pretraining time, and MAE-LM's cost of reaching RoBERTa's final accuracy."""
+"""Figure 3 as rows: accuracy over pretraining time, and MAE-LM's cost of reaching RoBERTa's final accuracy.
 
+- The clock is training alone: ``training_seconds`` of the checkpoints; validation, saving and fine-tuning are off it.
+- The first checkpoint whose median reaches the target counts, whatever later ones do. Its own cost is the first
+  crossing; the interpolated one assumes a straight line from the checkpoint before it.
+- A curve that starts at or above the target is charged its first checkpoint whole: nothing is known before it.
+- A curve that never reaches the target costs infinity.
+"""
+
+import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 
-from maelm_composer.analysis.time_to_accuracy import Arrival, Axis, ScoredCheckpoint, find_arrival
+from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Role, columns_of
 from maelm_composer.reporting.cells import Cell, Term, average, estimate
-from maelm_composer.reporting.row_builder import BOTH, CONSTANT, PERCENT, RowBuilder
-from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.verdicts import FAILS, UNDECIDED, judge_claim, qualify
+from maelm_composer.reporting.rows import CONSTANT, FAILS, PERCENT, UNDECIDED, Row, RowBuilder, judge_claim, qualify
 
-UNITS = {Axis.hours: 'hours', Axis.samples: 'samples', Axis.flops: 'FLOPs'}
+Axis = Enum('Axis', {'hours': 'hours', 'samples': 'samples', 'flops': 'FLOPs'})  # the value is the unit
 SHARE = 'share_of_time_to_target'
 ARRIVAL = "MAE-LM to RoBERTa's final accuracy"
+
+
+@dataclass(frozen=True)
+class ScoredCheckpoint:
+    """The cost of one checkpoint from the beginning of its run, and its scores."""
+
+    samples: int  # rows trained on
+    hours: float  # of training
+    flops: float | None  # None: not recorded, so the checkpoint has no place on this axis
+    scores: Mapping[int, float]  # fine-tuning seed -> score
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.scores.values())
+
+    def get_cost(self, axis: Axis) -> float:
+        return float(getattr(self, axis.name))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The cost of reaching a target, in units of the axis; infinity if the curve never reaches it."""
+
+    first_crossing: float
+    interpolated: float  # equal to or less than the first crossing
+    starts_above: bool  # the first checkpoint had reached it: both figures are upper bounds
 
 
 # RoBERTa's last checkpoint and MAE-LM's checkpoints, of one pretraining seed.
@@ -27,7 +61,7 @@ def build_figure3(builder: RowBuilder) -> list[Row]:
     rows = [builder.value(CONSTANT, column.name, PERCENT, evidence.constant_score(ROBERTA, column))]
     curves = {
         model: {at: evidence.score(model, column, at) for at in evidence.checkpoints_with(model, column.task)}
-        for model in BOTH
+        for model in (ROBERTA, MAE_LM)
     }
     for model, curve in curves.items():
         if not curve:
@@ -40,7 +74,7 @@ def build_figure3(builder: RowBuilder) -> list[Row]:
                 cost = Cell((Term(1.0, {seed: [cost] for seed, cost in costs.items()}),), cell.runs)
                 if not all(costs.values()):
                     cost = Cell(missing=f'a record of {model.run_name(builder.scale)} holds no {axis.name}')
-                rows.append(builder.value(model.label, axis.name, UNITS[axis], cost).at(samples, 'samples'))
+                rows.append(builder.value(model.label, axis.name, axis.value, cost).at(samples, 'samples'))
     return rows + _compare(builder, column, curves[MAE_LM])
 
 
@@ -58,7 +92,7 @@ def _compare(builder: RowBuilder, column: Column, curve: dict[int, Cell]) -> lis
         for way in ('first_crossing', 'interpolated'):
             costs = {seed: [getattr(arrival, way)] for seed, arrival in arrivals.items()}
             column_name = f'{axis.name}, {way.replace("_", " ")}'
-            rows.append(builder.value(ARRIVAL, column_name, UNITS[axis], replace(cell, terms=(Term(1.0, costs),))))
+            rows.append(builder.value(ARRIVAL, column_name, axis.value, replace(cell, terms=(Term(1.0, costs),))))
     paper = builder.paper((MAE_LM.label,), SHARE)
     claim = Row(builder.scale, builder.artefact, ARRIVAL, SHARE, 'share', paper=paper)
     if missing:
@@ -85,6 +119,27 @@ def _compare(builder: RowBuilder, column: Column, curve: dict[int, Cell]) -> lis
     low, high = (None if bound is None else 1 + bound for bound in (found.low, found.high))
     found = replace(found, value=1 + found.value, low=low, high=high)
     return [*rows, builder.make(claim, source, found, verdict, is_compared=True)]
+
+
+def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -> Arrival:
+    """The first point of ``curve`` whose median is at least ``target``.
+
+    Raises:
+        InputError: the costs do not rise.
+    """
+    costs = [point.get_cost(axis) for point in curve]
+    if not all(before < after for before, after in itertools.pairwise([0.0, *costs])):
+        raise InputError(f'{axis.name} of the checkpoints must rise from above 0: {costs}')
+    first = next((i for i, point in enumerate(curve) if point.median >= target), None)
+    if first is None:
+        return Arrival(math.inf, math.inf, starts_above=False)
+    cost = costs[first]
+    if first == 0:
+        return Arrival(cost, cost, starts_above=True)
+    before, start = curve[first - 1].median, costs[first - 1]
+    way = (target - before) / (curve[first].median - before)
+    # Rounding must not make the interpolated cost exceed the checkpoint's.
+    return Arrival(cost, min(start + way * (cost - start), cost), starts_above=False)
 
 
 def _find_arrivals(pairs: Mapping[int, Pair], axis: Axis) -> dict[int, Arrival]:

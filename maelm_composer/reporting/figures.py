@@ -12,11 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
-from maelm_composer.reporting.artefacts import find_artefact, label_of
-from maelm_composer.reporting.findings import name_claim
-from maelm_composer.reporting.row_builder import CONSTANT, GAP
-from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.verdicts import FAILS, HOLDS, NO_DIFFERENCE, UNDECIDED, is_claim, is_comparable
+from maelm_composer.reporting.artefacts import PAPER_SETTINGS, find_artefact, label_of
+from maelm_composer.reporting.page import name_claim
+from maelm_composer.reporting.rows import CONSTANT, GAP, WORDS, Row
 
 Style = dict[str, Any]
 Points = list[tuple[float, Row]]
@@ -54,12 +52,7 @@ AXES = {
 }
 TIME = 'share_of_time_to_target'  # a ratio: no difference is 1, not 0
 AXES[TIME] = "share of RoBERTa's time"
-MARKERS = {
-    HOLDS: ('#1d6b3a', 'o'),
-    FAILS: ('#a12622', 'X'),
-    NO_DIFFERENCE: ('#12355b', 's'),
-    UNDECIDED: ('#777777', 'o'),
-}
+MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#a12622', 'X'), ('#12355b', 's'), ('#777777', 'o')), strict=True))
 # Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
 LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.8, 12.2
 
@@ -110,7 +103,7 @@ def draw_figure4(rows: Sequence[Row]) -> Figure:
         points = _find(rows, column)
         _plot(panel, points, 'median over seeds', style)
         paper = [(r.x, r.paper) for _, r in points if r.paper is not None]
-        if paper and is_comparable(points[0][1].scale):
+        if paper and points[0][1].scale in PAPER_SETTINGS:
             panel.plot(*zip(*paper, strict=True), label='paper', linewidth=0, marker='x', color='#555555')
         elif paper:  # outside the axis at this scale, so printed as text
             numbers = ', '.join(f'{value:g} at δ = {x:g}' for x, value in paper)
@@ -189,7 +182,7 @@ def draw_claims(tables: Mapping[str, Sequence[Row]]) -> Figure:
     panels: dict[str, list[Row]] = {}
     for rows in tables.values():
         for row in rows:
-            if is_claim(row):
+            if row.is_claim:
                 panels.setdefault(row.column if row.column == TIME else row.unit, []).append(row)
     height = sum(LINE * len(found) + SPACE for found in panels.values())
     figure, top = Figure(figsize=(WIDTH, height)), height
@@ -204,7 +197,7 @@ def draw_claims(tables: Mapping[str, Sequence[Row]]) -> Figure:
 
 def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row]) -> None:
     for line, row in enumerate(claims):
-        color, marker = MARKERS[row.verdict.split(':')[0]]
+        color, marker = MARKERS[row.word]
         if row.margin is not None:
             axis.plot(
                 [-row.margin, row.margin], [line, line], color='#e3e6ea', linewidth=5, zorder=1, solid_capstyle='butt'

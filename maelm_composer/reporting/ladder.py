@@ -9,10 +9,8 @@ from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLUMNS, ROBERTA, RUNGS, Model, Rung
 from maelm_composer.reporting.cells import Cell, slope, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence
-from maelm_composer.reporting.row_builder import PERCENT, POINTS, RANK, Claim, RowBuilder
-from maelm_composer.reporting.rows import Row
+from maelm_composer.reporting.rows import MARGIN_RANK_SHARE, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
 from maelm_composer.reporting.tables import MASKS, REAL, WITH_MASKS
-from maelm_composer.reporting.verdicts import MARGIN_RANK_SHARE
 
 TREND = 'change with ten times the compute'
 RELATIVE = 'real_rank_excess'

@@ -1,6 +1,7 @@
-"""The data of the page of one scale; page.html.j2 lays them out."""
+"""The data of the page of one scale, which page.html.j2 lays out: findings in sentences, cost, tables, provenance."""
 
 import base64
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,11 +9,10 @@ from typing import Any
 
 import jinja2
 
+from maelm_composer.records import FinetuningRecord, PretrainingRecord
 from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS, find_artefact, label_of
-from maelm_composer.reporting.findings import describe_findings, format_interval, format_number
-from maelm_composer.reporting.row_builder import CONSTANT, PERCENT
-from maelm_composer.reporting.rows import Row
-from maelm_composer.reporting.verdicts import NOT_COMPARABLE, is_claim
+from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.rows import CONSTANT, GAP, NOT_COMPARABLE, PERCENT, UNDECIDED, WORDS, Row
 
 CLAIMS = 'claims'  # the name of the figure of all claims
 PROVENANCE = {
@@ -25,15 +25,18 @@ PROVENANCE = {
     'versions': 'versions',
     'hardware': 'hardware',
 }
+NAMED = 4  # up to so many claims of one verdict are named, more are counted
+DIGITS = {'percent': 1, 'points': 1, 'rank': 1, 'degrees': 1, 'tokens': 0, 'samples': 0}
+DIGITS |= {'share': 3, 'hours': 3, 'nats': 3}
+CORE_WATTS, GPU_WATTS = 10.0, 700.0  # assumed, of a busy CPU core with its share of the machine, and of an H100 or H200
 
 
-def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mapping[str, bytes], cost: str) -> str:
+def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], pictures: Mapping[str, bytes]) -> str:
     """The page of one scale as HTML.
 
     Args:
         tables: artefact name -> rows
         pictures: artefact name, or :data:`CLAIMS`, -> SVG
-        cost: a sentence on the compute that the records cost
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -45,11 +48,11 @@ def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mappi
     functions = {'number': format_number, 'interval': format_interval, 'label_of': label_of}
     environment.globals |= {**functions, 'not_comparable': NOT_COMPARABLE}
     return environment.get_template('page.html.j2').render(
-        scale=scale,
+        scale=evidence.scale,
         demo=DEMO,
-        setting=PAPER_SETTINGS.get(scale),
-        findings=describe_findings(tables),
-        cost=cost,
+        setting=PAPER_SETTINGS.get(evidence.scale),
+        findings=_describe_findings(tables),
+        cost=_describe_cost(evidence),
         images={name: base64.b64encode(picture).decode() for name, picture in pictures.items()},
         sections=[_make_section(name, rows, name in pictures) for name, rows in tables.items()],
         provenance=_collect_provenance([row for rows in tables.values() for row in rows]),
@@ -58,7 +61,7 @@ def render_page(scale: str, tables: Mapping[str, Sequence[Row]], pictures: Mappi
 
 def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str, Any]:
     """The rows of one artefact: values, claims, the points of a figure that is drawn, and missing numbers."""
-    values = [row for row in rows if row.value is not None and not is_claim(row)]
+    values = [row for row in rows if row.value is not None and not row.is_claim]
     points = [row for row in values if has_picture and row.x is not None]
     missing: dict[str, list[str]] = defaultdict(list)  # reason -> numbers
     for row in rows:
@@ -67,7 +70,7 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
     return {
         'artefact': find_artefact(name),
         'numbers': make_grid([row for row in values if row not in points]),
-        'claims': [row for row in rows if is_claim(row)],
+        'claims': [row for row in rows if row.is_claim],
         'points': make_grid(points),
         'num_points': len(points),
         'missing': missing,
@@ -106,3 +109,72 @@ def _collect_provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
         label: sorted({value for row in known for value in getattr(row, name).split(';') if value})
         for name, label in PROVENANCE.items()
     }
+
+
+def _describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
+    """(label, sentence) for every artefact with a judged claim: the paper's claim, and the verdicts by kind."""
+    found = []
+    for name, rows in tables.items():
+        if claims := [row for row in rows if row.is_claim]:
+            artefact = find_artefact(name)
+            parts = [
+                _describe_verdict(word, [row for row in claims if row.verdict.startswith(word)], len(claims))
+                for word in WORDS
+            ]
+            found.append((artefact.label, f'{artefact.claim}: {"; ".join(filter(None, parts))}.'))
+    return found
+
+
+def _describe_verdict(word: str, claims: Sequence[Row], total: int) -> str:
+    if not claims:
+        return ''
+    count = f'{word} ({len(claims)} of {total})'
+    if len(claims) > NAMED or (word == UNDECIDED and len(claims) == total):
+        return count
+    return f'{count} in ' + ', '.join(_name(row) for row in claims)
+
+
+def _name(row: Row) -> str:
+    return f'{name_claim(row, " at ")} ({format_number(row.value, row.unit, is_signed=row.unit != "share")})'
+
+
+def name_claim(row: Row, before_x: str) -> str:
+    """The claim without its artefact; MAE-LM − RoBERTa is left out."""
+    comparison = '' if row.row == GAP else row.row.removeprefix(f'{GAP}, ') + ', '
+    name = comparison + label_of(row.column)
+    return name + ('' if row.x is None else f'{before_x}{row.x:g} {row.x_unit}')
+
+
+def format_interval(row: Row) -> str:
+    return '' if row.low is None else f'{format_number(row.low, row.unit)} to {format_number(row.high, row.unit)}'
+
+
+def format_number(value: float | None, unit: str, is_signed: bool = False) -> str:
+    """``value`` with the digits that suit ``unit``, thousands separators and a typographic minus sign."""
+    if value is None:
+        return ''
+    if math.isinf(value):
+        return 'never' if value > 0 else '−∞'
+    sign = '+' if is_signed else ''
+    digits = 0 if unit == 'rank' and value == int(value) else DIGITS.get(unit.removesuffix(' a decade'))
+    text = f'{value:{sign},.4g}' if digits is None else f'{value:{sign},.{digits}f}'
+    return text.replace('-', '−')
+
+
+def _describe_cost(evidence: Evidence) -> str:
+    """Core-hours and GPU-hours of all recorded pretraining and fine-tuning runs, with an estimate of their energy."""
+    cores = gpus = 0.0
+    records: list[PretrainingRecord | FinetuningRecord] = [*evidence.runs.values(), *evidence.finetunings]
+    for record in records:
+        if record.device.startswith('CPU'):
+            cores += record.device_hours * int(record.device.split()[1])
+        else:
+            gpus += record.device_hours
+    watts = (cores, 'hours of a CPU core', CORE_WATTS), (gpus, 'GPU-hours', GPU_WATTS)
+    parts = [f'{hours:,.1f} {name}' for hours, name, _ in watts if hours]
+    energy = sum(hours * power for hours, _, power in watts) / 1000
+    return (
+        f'The recorded pretraining and fine-tuning runs took {" and ".join(parts) or "no recorded time"}: about '
+        f'{energy:,.2g} kWh at an assumed {CORE_WATTS:g} W a core and {GPU_WATTS:g} W a GPU. Runs that were not kept, '
+        'and effective ranks, are not in it.'
+    )

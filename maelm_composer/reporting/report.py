@@ -1,27 +1,28 @@
-"""Makes tables, figures and one page from records. Imports no torch; the files are reproducible byte for byte."""
+"""Makes tables, figures and one page from records, reproducible byte for byte, and prints tables. Imports no torch."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from rich.table import Table
+from rich.text import Text
+
+from maelm_composer.console import begin_table, open_console
 from maelm_composer.files import write_text
-from maelm_composer.reporting.artefacts import OWN, artefacts_of
+from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, artefacts_of, find_artefact, label_of
 from maelm_composer.reporting.evidence import Evidence, load_evidence
 from maelm_composer.reporting.figure3 import build_figure3
 from maelm_composer.reporting.figures import DRAWINGS, draw_claims, write_figure
-from maelm_composer.reporting.findings import describe_cost
 from maelm_composer.reporting.ladder import build_ladder
-from maelm_composer.reporting.page import CLAIMS, render_page
-from maelm_composer.reporting.row_builder import RowBuilder
-from maelm_composer.reporting.rows import Row, load_published, write_rows
+from maelm_composer.reporting.page import CLAIMS, format_interval, format_number, make_grid, render_page
+from maelm_composer.reporting.rows import NOT_COMPARABLE, WORDS, Row, RowBuilder, load_published, write_rows
 from maelm_composer.reporting.tables import BUILDERS as TABLE_BUILDERS
-from maelm_composer.reporting.verdicts import is_claim
 from maelm_composer.shipped import find_shipped
 
 BUILDERS = TABLE_BUILDERS | {'figure3': build_figure3, 'ladder': build_ladder}
-
 PUBLISHED = 'results/paper'  # in the working folder, else in the package; not beside the measured results
-
-
+MINUS = ' − '  # in the label of a comparison
+COLORS = dict(zip(WORDS, ('green', 'red', 'cyan', 'yellow'), strict=True))
 Tables = dict[str, list[Row]]  # artefact name -> rows
 
 
@@ -41,11 +42,11 @@ def report(scale: str, results: Path) -> tuple[Path, Tables]:
         for name, rows in tables.items()
         if name in DRAWINGS and any(row.value is not None and row.x is not None for row in rows)
     }
-    if any(is_claim(row) for rows in tables.values() for row in rows):
+    if any(row.is_claim for rows in tables.values() for row in rows):
         drawn[CLAIMS] = partial(draw_claims, tables)
     pictures = {name: picture for name in (*tables, CLAIMS) if (picture := write_figure(folder, name, drawn.get(name)))}
     page = folder / 'report.html'
-    write_text(page, render_page(scale, tables, pictures, describe_cost(evidence)))
+    write_text(page, render_page(evidence, tables, pictures))
     return page, tables
 
 
@@ -64,3 +65,38 @@ def build_tables(evidence: Evidence) -> Tables:
     published = load_published(find_shipped(PUBLISHED))
     artefacts = artefacts_of(evidence.scale, bool(evidence.list_own_scores()))
     return {found.name: BUILDERS[found.name](RowBuilder(found.name, evidence, published)) for found in artefacts}
+
+
+def print_tables(scale: str, tables: Tables) -> None:
+    """Print tables whole, and the claims of every figure."""
+    console = open_console()
+    for name, rows in tables.items():
+        console.print(Text(find_artefact(name).title, 'bold'))
+        claims = [row for row in rows if row.is_claim]
+        if name.startswith(('table', OWN.name)):  # comparisons without a number are in neither table
+            console.print(_draw_values([row for row in rows if not row.is_claim and MINUS not in row.row]))
+        if claims:
+            console.print(_draw_claims(claims))
+        if missing := sum(row.value is None for row in rows):
+            console.print(f'{name}: {missing} of {len(rows)} numbers are missing; the page says why')
+        console.print()
+    if scale not in PAPER_SETTINGS:
+        console.print(f'Scale {scale}: {NOT_COMPARABLE}.')
+
+
+def _draw_values(rows: Sequence[Row]) -> Table:
+    grid = make_grid(rows)
+    table = begin_table('', right=grid['titles'])
+    for label, _, cells in grid['lines']:
+        table.add_row(label, *('' if row is None else format_number(row.value, row.unit) for row in cells))
+    return table
+
+
+def _draw_claims(rows: Sequence[Row]) -> Table:
+    table = begin_table('claim', 'score', right=('paper', 'ours'), last=('95 % interval', 'verdict'))
+    for row in rows:
+        paper, ours = format_number(row.paper, row.unit), format_number(row.value, row.unit)
+        table.add_row(
+            row.row, label_of(row.column), paper, ours, format_interval(row), Text(row.word, COLORS[row.word])
+        )
+    return table

@@ -1,9 +1,12 @@
-"""The schema of every CSV file in results/<scale>/. results/README.md explains the columns."""
+"""The rows of every CSV file in results/<scale>/, measured values and judged claims, each beside the paper's number.
+
+results/README.md explains the columns.
+"""
 
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,20 @@ from typing import Any
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, Record
-from maelm_composer.reporting.evidence import read_csv
+from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Column, Model
+from maelm_composer.reporting.cells import Cell, Estimate, subtract
+from maelm_composer.reporting.evidence import Evidence, read_csv
+from maelm_composer.statistics import LEVEL, adjust_holm
+
+GAP = 'MAE-LM − RoBERTa'
+CONSTANT = 'a constant answer'
+BOTH = (ROBERTA, MAE_LM)
+PERCENT, POINTS, RANK = 'percent', 'points', 'rank'
+NOT_COMPARABLE = "not comparable with the paper's absolute numbers"
+HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no difference', 'undecided')
+# Stated before anything was measured: a difference within the margin counts as none.
+MARGIN_POINTS = 1.0
+MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
 
 
 @dataclass(frozen=True)
@@ -55,8 +71,156 @@ class Row:
         """This row as a point of a figure."""
         return replace(self, x=x, x_unit=x_unit)
 
+    @property
+    def is_claim(self) -> bool:
+        """Whether the row has a verdict about a claim of the paper: a difference, a slope or a share."""
+        return self.value is not None and self.verdict.startswith(WORDS)
+
+    @property
+    def word(self) -> str:
+        """The verdict without its reasons; of a claim, one of :data:`WORDS`."""
+        return self.verdict.split(':')[0]
+
 
 HEADER = [field.name for field in fields(Row)]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A difference or a slope of ours that the paper claims to be above zero, or below."""
+
+    row: str
+    column: str
+    cell: Cell
+    paper: float | None = None  # the paper's own difference
+    margin: float | None = None  # a smaller difference counts as none; None: no such margin, or that of points
+
+
+@dataclass(frozen=True)
+class RowBuilder:
+    """The evidence of one scale and the paper's numbers, as rows of the CSV file of one artefact."""
+
+    artefact: str
+    evidence: Evidence
+    published: dict[tuple[str, str, str], float]  # (setting, row, column) -> the paper's number
+
+    @property
+    def scale(self) -> str:
+        return self.evidence.scale
+
+    def paper(self, rows: tuple[str, ...], column: str) -> float | None:
+        """The paper's number for the first of ``rows`` that has one, in this scale's setting, else in base."""
+        setting = PAPER_SETTINGS.get(self.scale, 'base')
+        return next((self.published[k] for r in rows if (k := (setting, r, column)) in self.published), None)
+
+    def paper_of(self, model: Model, column: str) -> float | None:
+        return self.paper(model.published or (model.label,), column)
+
+    def paper_gap(self, column: str, baseline: Model = ROBERTA, model: Model = MAE_LM) -> float | None:
+        """The paper's ``model`` minus its ``baseline``."""
+        ours, theirs = self.paper_of(model, column), self.paper_of(baseline, column)
+        return None if ours is None or theirs is None else round(ours - theirs, 6)
+
+    def value(self, row: str, column: str, unit: str, cell: Cell, paper: float | None = None) -> Row:
+        """A measured number; its difference to the paper's is given only at the paper's own scales."""
+        found, verdict = cell.estimate, ''
+        if found is not None:
+            verdict = judge_value(self.scale, found, paper)
+            found = replace(found, p=None, detectable=None)  # whether a score is 0 is not a question
+        return self.make(Row(self.scale, self.artefact, row, column, unit, paper=paper), cell, found, verdict)
+
+    def score(self, model: Model, column: Column, cell: Cell) -> Row:
+        return self.value(model.label, column.name, PERCENT, cell, self.paper_of(model, column.name))
+
+    def layers(self, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
+        """One row for each layer, or one that says why there is none; ``index`` as in Evidence.rank_by_layer."""
+        column = key if index is None else f'principal_angle_{index}'
+        cells = self.evidence.rank_by_layer(model, key, index)
+        rows = [(layer, self.value(model.label, column, unit, cell)) for layer, cell in cells.items()]
+        return [row if row.value is None else row.at(layer, 'layer') for layer, row in rows]
+
+    def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
+        """A row with a verdict for each of ``claims`` (above zero, or below), one family for Holm's correction."""
+        tested = {i: e.p for i, c in enumerate(claims) if (e := c.cell.estimate) is not None and e.p is not None}
+        adjusted = dict(zip(tested, adjust_holm(list(tested.values())), strict=True))
+        rows = []
+        for i, claim in enumerate(claims):
+            row = Row(self.scale, self.artefact, claim.row, claim.column, unit, paper=claim.paper)
+            found, verdict = claim.cell.estimate, ''
+            if found is not None:
+                margin = MARGIN_POINTS if unit == POINTS else claim.margin
+                row, found = replace(row, margin=margin), replace(found, p=adjusted.get(i))
+                verdict = judge_claim(self.scale, found, expects_more, margin, len(tested))
+            # Ranks are not compared below base, whose models have more dimensions.
+            rows.append(self.make(row, claim.cell, found, verdict, is_compared=unit != RANK))
+        return rows
+
+    def claim_more_dimensions(self, column: str, both: Sequence[Cell], published: str = '') -> Claim:
+        """That MAE-LM's rank exceeds RoBERTa's; ``both`` as in BOTH. The margin is a share of RoBERTa's rank."""
+        theirs, ours = both
+        margin = None if theirs.estimate is None else MARGIN_RANK_SHARE * theirs.estimate.value
+        return Claim(GAP, column, subtract(ours, theirs), self.paper_gap(published), margin)
+
+    def make(self, row: Row, cell: Cell, found: Estimate | None, verdict: str = '', is_compared: bool = False) -> Row:
+        """``row`` with the estimate ``found`` and the records of ``cell``, or the reason why there is none.
+
+        Args:
+            is_compared: the difference to the paper's number is given at the other scales, too.
+        """
+        if found is None:
+            return replace(row, note=cell.missing)
+        is_compared = row.paper is not None and (is_compared or self.scale in PAPER_SETTINGS)
+        return replace(
+            row,
+            **vars(found),
+            difference=found.value - (row.paper or 0.0) if is_compared else None,
+            verdict=verdict,
+            note=cell.note,
+            source='demo' if self.scale == DEMO else 'measured',
+            **trace_records(cell.runs, cell.records),
+        )
+
+
+def judge_value(scale: str, found: Estimate, paper: float | None) -> str:
+    """Where the paper's number lies relative to ``found``; below base, that the two are not comparable."""
+    if scale not in PAPER_SETTINGS:
+        return NOT_COMPARABLE
+    if paper is None:
+        return ''
+    if found.low is None or found.high is None:
+        return f"one value, no interval: {found.value - paper:+.3g} from the paper's"
+    if round(found.low, 1) <= paper <= round(found.high, 1):  # the paper prints one digit after the point, or none
+        return "the interval holds the paper's number"
+    return f"{'above' if found.value > paper else 'below'} the paper's number, which lies outside the interval"
+
+
+def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float | None = None, among: int = 1) -> str:
+    """The verdict on a difference or a slope.
+
+    Args:
+        expects_more: whether the paper claims that it is above zero, or below.
+        margin: a difference within it is too small to matter.
+        among: the size of the family of claims for which ``found.p`` was corrected by Holm's method.
+    """
+    sign = 1 if expects_more else -1
+    if found.p is None or found.low is None or found.high is None:
+        agrees = 'with' if sign * found.value > 0 else 'without'
+        return qualify(scale, f'{UNDECIDED}: {agrees} the sign of the claim, but from one pretraining seed')
+    if found.p < 1 - LEVEL:
+        word = HOLDS if sign * found.value > 0 else FAILS
+    elif margin is not None and -margin < found.low and found.high < margin:
+        word = NO_DIFFERENCE
+    else:
+        word = UNDECIDED
+    corrected = f', one of {among} by Holm' if among > 1 else ''
+    return qualify(scale, f'{word}: {found.pretraining_seeds} pretraining seeds{corrected}')
+
+
+def qualify(scale: str, text: str) -> str:
+    """``text`` with the reservation that ``scale`` needs; the demo decides nothing."""
+    if scale == DEMO:
+        text = f'{UNDECIDED}: the demo is evidence of nothing'
+    return text if scale in PAPER_SETTINGS else f'{text}; {NOT_COMPARABLE}'
 
 
 def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[FinetuningRecord | RankRecord]) -> dict[str, Any]:

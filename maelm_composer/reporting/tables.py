@@ -7,31 +7,9 @@ from collections.abc import Sequence
 
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
-from maelm_composer.reporting.artefacts import (
-    ABLATIONS,
-    DELTAS,
-    MAE_LM,
-    ROBERTA,
-    Column,
-    Model,
-    Role,
-    average_column,
-    columns_of,
-    tasks_of,
-)
+from maelm_composer.reporting.artefacts import ABLATIONS, DELTAS, MAE_LM, ROBERTA, Column, Role, average_of, columns_of
 from maelm_composer.reporting.cells import Cell, Term, slope, subtract
-from maelm_composer.reporting.row_builder import (
-    BOTH,
-    CONSTANT,
-    GAP,
-    PERCENT,
-    POINTS,
-    RANK,
-    Claim,
-    RowBuilder,
-    claim_more_dimensions,
-)
-from maelm_composer.reporting.rows import Row
+from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
 ANGLES = 5  # quantiles of the principal angles in a rank record, smallest first
@@ -40,7 +18,7 @@ TRAINING_POINTS = 60  # of a training-loss curve
 
 def build_table1(builder: RowBuilder) -> list[Row]:
     scale = builder.scale
-    return _compare(builder, [*columns_of(scale, Role.glue), average_column(scale), *columns_of(scale, Role.squad)])
+    return _compare(builder, [*columns_of(scale, Role.glue), average_of(scale), *columns_of(scale, Role.squad)])
 
 
 def build_own(builder: RowBuilder) -> list[Row]:
@@ -51,10 +29,7 @@ def build_own(builder: RowBuilder) -> list[Row]:
 def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
     """Both models' scores, those of a constant answer, and MAE-LM − RoBERTa; a task's main metric is its first."""
     cells = {(model, c): builder.evidence.score(model, c) for model in BOTH for c in columns}
-    rows = [
-        builder.value(model.label, c.name, PERCENT, cell, builder.paper_of(model, c.name))
-        for (model, c), cell in cells.items()
-    ]
+    rows = [builder.score(model, c, cell) for (model, c), cell in cells.items()]
     main = {column.task: column for column in reversed(columns)}  # the mean is that of no task
     rows += [
         builder.value(CONSTANT, c.name, PERCENT, builder.evidence.constant_score(ROBERTA, c))
@@ -70,19 +45,12 @@ def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
 
 
 def build_table2(builder: RowBuilder) -> list[Row]:
-    average = average_column(builder.scale)
-    cells = {model: builder.evidence.score(model, average) for model in ABLATIONS}
-    rows = [
-        builder.value(model.label, average.name, PERCENT, cell, builder.paper_of(model, average.name))
-        for model, cell in cells.items()
-    ]
+    column = average_of(builder.scale)
+    cells = {model: builder.evidence.score(model, column) for model in ABLATIONS}
+    rows = [builder.score(model, column, cell) for model, cell in cells.items()]
+    name = column.name
     claims = [
-        Claim(
-            f'{model.label} − MAE-LM',
-            average.name,
-            subtract(cell, cells[MAE_LM]),
-            builder.paper_gap(average.name, MAE_LM, model),
-        )
+        Claim(f'{model.label} − MAE-LM', name, subtract(cell, cells[MAE_LM]), builder.paper_gap(name, MAE_LM, model))
         for model, cell in cells.items()
         if model is not MAE_LM
     ]
@@ -90,7 +58,7 @@ def build_table2(builder: RowBuilder) -> list[Row]:
 
 
 def build_table3(builder: RowBuilder) -> list[Row]:
-    mnli, squad = tasks_of(builder.scale, (Role.mnli, Role.squad))
+    mnli, squad = (columns_of(builder.scale, role)[0].task for role in (Role.mnli, Role.squad))
     evidence, rows, claims = builder.evidence, [], []
     for column, published in (('pretrained', 'pretrained'), (mnli, 'mnli'), (squad, 'squad2')):
         both = [
@@ -99,13 +67,13 @@ def build_table3(builder: RowBuilder) -> list[Row]:
         ]
         for model, cell in zip(BOTH, both, strict=True):
             rows.append(builder.value(model.label, column, RANK, cell, builder.paper_of(model, published)))
-        claims.append(claim_more_dimensions(column, both, builder.paper_gap(published)))
+        claims.append(builder.claim_more_dimensions(column, both, published))
     return rows + builder.claims(RANK, *claims)
 
 
 def build_figure1(builder: RowBuilder) -> list[Row]:
     cells = {key: builder.evidence.rank_by_layer(ROBERTA, key) for key in (REAL, WITH_MASKS, MASKS)}
-    rows = [row for key in cells for row in _layer_rows(builder, ROBERTA, key, RANK)]
+    rows = [row for key in cells for row in builder.layers(ROBERTA, key, RANK)]
     gaps = [(layer, subtract(cells[WITH_MASKS][layer], real)) for layer, real in cells[REAL].items()]
     last = gaps[-1][1]
     *_, top = cells[MASKS].values()
@@ -120,7 +88,7 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
 
 def build_figure4(builder: RowBuilder) -> list[Row]:
     rows, claims = [], []
-    for column in (average_column(builder.scale), columns_of(builder.scale, Role.squad)[0]):
+    for column in (average_of(builder.scale), columns_of(builder.scale, Role.squad)[0]):
         cells = {delta: builder.evidence.score(model, column) for delta, model in DELTAS}
         papers = {delta: builder.paper((f'δ = {delta:g}',), column.name) for delta in cells}
         for delta, cell in cells.items():
@@ -140,7 +108,7 @@ def build_figure5(builder: RowBuilder) -> list[Row]:
     evidence, rows = builder.evidence, []
     for model, keys in ((ROBERTA, (REAL, WITH_MASKS)), (MAE_LM, (REAL,))):  # MAE-LM's encoder has never seen a [MASK]
         for key in keys:
-            rows += _layer_rows(builder, model, key, RANK)
+            rows += builder.layers(model, key, RANK)
     task = columns_of(builder.scale, Role.mnli)[0].task
     for model in (MAE_LM, ROBERTA):
         for epoch, cell in evidence.finetuned_rank_curve(model, task).items():
@@ -149,8 +117,8 @@ def build_figure5(builder: RowBuilder) -> list[Row]:
     finetuned = [evidence.finetuned_rank(model, task) for model in BOTH]
     return rows + builder.claims(
         RANK,
-        claim_more_dimensions('rank_real, last layer', pretrained, builder.paper_gap('pretrained')),
-        claim_more_dimensions(f'rank after {task}', finetuned, None),
+        builder.claim_more_dimensions('rank_real, last layer', pretrained, 'pretrained'),
+        builder.claim_more_dimensions(f'rank after {task}', finetuned),
     )
 
 
@@ -158,9 +126,9 @@ def build_subspace(builder: RowBuilder) -> list[Row]:
     rows, claims = [], []
     for model in BOTH:
         for key in ('mask_outside_share', 'real_outside_share', 'rank_one_residual'):
-            rows += _layer_rows(builder, model, key, 'share')
+            rows += builder.layers(model, key, 'share')
         for quantile in range(ANGLES):
-            rows += _layer_rows(builder, model, 'principal_angles_degrees', 'degrees', quantile)
+            rows += builder.layers(model, 'principal_angles_degrees', 'degrees', quantile)
         # Part of the real tokens' own energy lies outside their leading directions, too: they hold 90 % of it.
         masks, real = (builder.evidence.rank(model, f'{kind}_outside_share') for kind in ('mask', 'real'))
         column = 'mask − real outside share, last layer'
@@ -195,14 +163,6 @@ def _read_curve(builder: RowBuilder, run: PretrainingRecord) -> dict[tuple[int, 
         losses = [float(row['train_loss']) for row in group]
         points[int(group[-1]['samples']), 'train_loss'] = sum(losses) / len(losses)
     return points
-
-
-def _layer_rows(builder: RowBuilder, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
-    """One row for each layer, or one that says why there is none."""
-    column = key if index is None else f'principal_angle_{index}'
-    cells = builder.evidence.rank_by_layer(model, key, index)
-    rows = [(layer, builder.value(model.label, column, unit, cell)) for layer, cell in cells.items()]
-    return [row if row.value is None else row.at(layer, 'layer') for layer, row in rows]
 
 
 BUILDERS = {

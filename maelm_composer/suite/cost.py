@@ -14,10 +14,9 @@ from maelm_composer.precision import measure_speeds
 from maelm_composer.provenance import collect_provenance
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
 from maelm_composer.reporting.evidence import Evidence
-from maelm_composer.sweep.search import count_evaluations, list_points
+from maelm_composer.sweep.search import list_points, run_cost
 from maelm_composer.tasks.catalogue import Task
 from maelm_composer.tasks.sources import count_characters, load_task_data
-from maelm_composer.training.plan import FORWARD_AND_BACKWARD
 
 # Training rows, rows of all dev sets (official counts), and mean tokens per row with a vocabulary of 8,192.
 TASK_SIZES = {
@@ -38,7 +37,6 @@ TASK_SIZES = {
 CHARACTERS_PER_TOKEN = 4.0  # of these tasks, with that vocabulary
 # FLOP/s in fp32 and in dense bf16 (NVIDIA's data sheets, SXM).
 PEAKS = {'a100': (19.5e12, 312e12), 'h100': (67e12, 989e12), 'h200': (67e12, 989e12)}
-CPU = 'cpu'
 
 
 def count_finetuning_flops(config: FinetuningConfig, model: ModelConfig, task: Task) -> float:
@@ -52,7 +50,7 @@ def count_finetuning_flops(config: FinetuningConfig, model: ModelConfig, task: T
     dev_rows = min(dev_rows, config.data.max_dev_examples or dev_rows)
     points = list_points(config, task)
     epochs = sum(point.max_epochs for point in points) / len(points)
-    passes = FORWARD_AND_BACKWARD * epochs * rows + count_evaluations(config, epochs) * dev_rows
+    passes = run_cost(config, epochs, rows, dev_rows)
     if config.measures_rank:
         passes += (epochs + 1) * dev_rows
     return passes * _count_encoder_flops(model, min(length, config.max_seq_len, model.max_seq_len))
@@ -93,8 +91,27 @@ class Device:
     bf16: float
 
     @property
+    def is_cpu(self) -> bool:
+        return self.name == 'cpu'
+
+    @property
     def label(self) -> str:
-        return 'this CPU' if self.name == CPU else f'{self.count} × {self.name.upper()}'
+        return 'this CPU' if self.is_cpu else f'{self.count} × {self.name.upper()}'
+
+    def select_same(self, evidence: Evidence) -> Evidence:
+        """The records of runs on this kind of device; a CPU must be that of this machine."""
+        here = collect_provenance(self)  # the hash of its recipe is not read
+
+        def is_same(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
+            cpu = record.provenance.cpu, record.provenance.cpu_count
+            return self.name in record.device.lower() and (not self.is_cpu or cpu == (here.cpu, here.cpu_count))
+
+        return replace(
+            evidence,
+            runs={name: run for name, run in evidence.runs.items() if is_same(run)},
+            finetunings=list(filter(is_same, evidence.finetunings)),
+            ranks=list(filter(is_same, evidence.ranks)),
+        )
 
 
 def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
@@ -109,28 +126,12 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
             raise InputError(f'this machine has no GPU: name the kind with --gpu, one of {", ".join(PEAKS)}')
         if not found:  # one core's speed in a feed-forward block, times the number of cores
             speeds, cores = measure_speeds(), len(os.sched_getaffinity(0))
-            return Device(CPU, 1, cores * speeds.fp32, cores * speeds.bf16)
+            return Device('cpu', 1, cores * speeds.fp32, cores * speeds.bf16)
         gpu, count = found[0], count or len(found)
     name = next((name for name in PEAKS if name in gpu.lower()), None)
     if name is None:
         raise InputError(f'GPU {gpu}: its peak is not known; choose one of {", ".join(PEAKS)}')
     return Device(name, count or 1, *PEAKS[name])
-
-
-def select_same_device(evidence: Evidence, device: Device) -> Evidence:
-    """The records of runs on this kind of device; a CPU must be that of this machine."""
-    here = collect_provenance(device)  # the hash of its recipe is not read
-
-    def is_same(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
-        cpu = record.provenance.cpu, record.provenance.cpu_count
-        return device.name in record.device.lower() and (device.name != CPU or cpu == (here.cpu, here.cpu_count))
-
-    return replace(
-        evidence,
-        runs={name: run for name, run in evidence.runs.items() if is_same(run)},
-        finetunings=list(filter(is_same, evidence.finetunings)),
-        ranks=list(filter(is_same, evidence.ranks)),
-    )
 
 
 def _list_gpus() -> list[str]:

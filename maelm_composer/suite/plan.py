@@ -16,26 +16,10 @@ from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.model.cost import count_parameters
-from maelm_composer.records import (
-    Finetuning,
-    FinetuningRecord,
-    PretrainingRecord,
-    load_folder,
-    load_record,
-    parse_finetuning,
-    parse_pretraining,
-    parse_rank,
-)
+from maelm_composer.records import Finetuning, load_folder, load_record, parse_finetuning, parse_pretraining, parse_rank
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.reporting.evidence import Evidence, read_evidence
-from maelm_composer.suite.cost import (
-    CPU,
-    Device,
-    count_finetuning_flops,
-    count_rank_flops,
-    describe_device,
-    select_same_device,
-)
+from maelm_composer.suite.cost import Device, count_finetuning_flops, count_rank_flops, describe_device
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
 from maelm_composer.tasks.catalogue import Task, find_task
@@ -45,9 +29,9 @@ from maelm_composer.training.run_record import is_run_of
 SCALES = ('small', 'medium', 'base', 'base_pp', 'large_pp')  # of `maelm plan`; the demo fits everywhere
 # Assumed share of a GPU's peak (pretraining: docs/scaling.md), and share of a CPU's measured speed, from the demo.
 UTILIZATION = {
-    Kind.pretraining: {'gpu': 0.40, CPU: 1.0},
-    Kind.finetuning: {'gpu': 0.25, CPU: 0.8},
-    Kind.rank: {'gpu': 0.25, CPU: 0.3},
+    Kind.pretraining: {'gpu': 0.40, 'cpu': 1.0},
+    Kind.finetuning: {'gpu': 0.25, 'cpu': 0.8},
+    Kind.rank: {'gpu': 0.25, 'cpu': 0.3},
 }
 # Per run: building the model, opening the data, first batches.
 START_SECONDS = {Kind.pretraining: 4.0, Kind.finetuning: 1.0, Kind.rank: 2.0}
@@ -90,7 +74,7 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
     """
     if suite.precision is Precision.auto:
         suite = replace(suite, precision=Precision.bf16 if device.bf16 > device.fp32 else Precision.fp32)
-    evidence = select_same_device(read_evidence(suite.records, suite.scale), device)
+    evidence = device.select_same(read_evidence(suite.records, suite.scale))
     planner = _Planner(suite, device, evidence, load_folder(suite.finetuning_folder, parse_finetuning))
     return [planner.plan(step) for step in list_steps(suite, artefacts)]
 
@@ -109,7 +93,8 @@ class Forecast:
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
-        parts = [(_without_tasks(item.step), part, seconds) for item in items for part, seconds in item.left.items()]
+        # A step is found without its tasks, which are its parts.
+        parts = [(replace(i.step, tasks=()), part, seconds) for i in items for part, seconds in i.left.items()]
         self._left = {(step, part): seconds for step, part, seconds in parts if seconds}
         self._planned: defaultdict[Kind, float] = defaultdict(float)
         self._took: defaultdict[Kind, float] = defaultdict(float)
@@ -120,7 +105,7 @@ class Forecast:
         Returns:
             The seconds that the suite has left; None if nothing was left of ``step``.
         """
-        planned = sum(self._left.pop((_without_tasks(step), part), 0.0) for part in ('', *step.tasks))
+        planned = sum(self._left.pop((replace(step, tasks=()), part), 0.0) for part in ('', *step.tasks))
         if not planned:
             return None
         self._planned[step.kind] += planned
@@ -132,10 +117,6 @@ class Forecast:
     @property
     def is_over(self) -> bool:
         return not self._left
-
-
-def _without_tasks(step: Step) -> Step:
-    return replace(step, tasks=())
 
 
 def print_plan(suite: Suite, items: Sequence[Item], device: Device) -> None:
@@ -233,7 +214,7 @@ class _Planner:
             seconds = START_SECONDS[step.kind] + flops / (median(speeds) * self.device.count)
             basis = f'measured speed, {median(speeds):.1e} FLOP/s'
         record = load_record(path, parse_pretraining) if path.exists() else None
-        done = int(isinstance(record, PretrainingRecord) and is_run_of(record, config))
+        done = int(record is not None and record.status == 'finished' and is_run_of(record, config))
         disk = len(list_checkpoints(config)) * STATE_BYTES * sum(count_parameters(config.model).values())
         name = f'pretraining {config.run_name}'
         return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, self.device.count, disk)
@@ -253,7 +234,7 @@ class _Planner:
         config = self.suite.load_finetuning(model, 0, ())  # neither the checkpoint nor the tasks matter here
         comparable = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
         slots = float(os.cpu_count() or 1)
-        if self.device.name != CPU and config.sweep.gpus_per_run:
+        if not self.device.is_cpu and config.sweep.gpus_per_run:
             slots = self.device.count / config.sweep.gpus_per_run
         done, total, bases = 0, 0, set()
         left: dict[str, float] = {}
@@ -288,7 +269,7 @@ class _Planner:
             # A checkpoint of shorter rows changes two values of the protocol.
             keys = (protocol.keys() | record.protocol.keys()) - {'max_seq_len', 'span'}
             return (
-                isinstance(record, FinetuningRecord)
+                record.status == 'finished'
                 and (record.task, checkpoint.run_name, checkpoint.samples) == (task.name, run_name, samples)
                 and all(record.protocol.get(key) == protocol.get(key) for key in keys)
                 and record.point in points
@@ -300,9 +281,9 @@ class _Planner:
     def _estimate(self, kind: Kind, precision: Precision, flops: float, runs: int = 1) -> tuple[float, str]:
         """Seconds on the whole machine of ``runs`` with ``flops`` in all, by the FLOPs model, and its description."""
         device, speed = self.device, getattr(self.device, precision.name)
-        share = UTILIZATION[kind][CPU if device.name == CPU else 'gpu']
+        share = UTILIZATION[kind]['cpu' if device.is_cpu else 'gpu']
         starts = START_SECONDS[kind] * runs
         if kind is Kind.finetuning:
-            starts /= os.cpu_count() or 1 if device.name == CPU else device.count
+            starts /= os.cpu_count() or 1 if device.is_cpu else device.count
         seconds = starts + flops / (share * speed * device.count)
         return seconds, f'FLOPs model, {share:.0%} of {speed:.1e} in {precision.name}'

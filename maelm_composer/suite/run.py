@@ -1,7 +1,11 @@
-"""Runs the missing steps of a suite. Every step looks for its result first, so a killed suite can be resumed."""
+"""Runs the missing steps of a suite. Every step looks for its result first, so a killed suite can be resumed.
+
+The records are copied from the folder of work to results/<scale>/records, which holds those of one experiment.
+"""
 
 import contextlib
 import gc
+import math
 import signal
 import subprocess
 import sys
@@ -9,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
-from maelm_composer.checkpoints.names import name_checkpoint
+from maelm_composer.checkpoints.names import METRICS, RECORD, name_checkpoint
 from maelm_composer.cluster import connect_ray
 from maelm_composer.config import CorpusConfig, Precision
 from maelm_composer.console import format_duration
@@ -23,20 +28,31 @@ from maelm_composer.data.shards import build_shards
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
+from maelm_composer.files import write_text
 from maelm_composer.lock import lock_folder
 from maelm_composer.precision import choose_in
-from maelm_composer.records import Finetuning
+from maelm_composer.records import (
+    AnyRecord,
+    EncoderIdentity,
+    Finetuning,
+    Parser,
+    RankRecord,
+    load_record,
+    parse_finetuning,
+    parse_pretraining,
+    parse_rank,
+    write_record,
+)
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.evidence import load_evidence
-from maelm_composer.reporting.report import report, write_tables
-from maelm_composer.suite.collect import collect_finetunings, collect_rank, collect_run
+from maelm_composer.reporting.report import print_tables, report, write_tables
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
-from maelm_composer.suite.terminal import print_tables
 from maelm_composer.sweep.run import sweep
 from maelm_composer.training.run import pretrain
 
+CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw 120
 STOPPED = 'stopped; the same command resumes'
 Note = Callable[[Step, float], None]  # called with a step and the seconds that it took
 
@@ -163,3 +179,68 @@ def _pretrain(suite: Suite, model: Model) -> None:
         if subprocess.run([*launcher, *suite.list_arguments(model)], check=False).returncode:
             raise InputError(f'pretraining {model.run_name(suite.scale)} failed: the error is printed above')
     collect_run(suite.run_folder(model), suite.records)
+
+
+def collect_run(folder: Path, records: Path) -> None:
+    """Copy the record and the log of the finished run in ``folder``.
+
+    Fine-tuning and rank records of an earlier run of that name are removed, even if the recipe is the same.
+    """
+    record = load_record(folder / RECORD, parse_pretraining)
+    path = records / 'pretraining' / f'{record.run_name}.json'
+    if path.exists() and load_record(path, parse_pretraining) != record:
+        _remove(records / 'finetuning', parse_finetuning, lambda old: old.checkpoint.run_name == record.run_name)
+        _remove(records / 'rank', parse_rank, lambda old: old.checkpoint.run_name == record.run_name)
+    write_text(path.with_suffix('.csv'), thin_curve((folder / METRICS).read_text(encoding='utf-8')))
+    _publish(path, record, parse_pretraining)
+
+
+def collect_finetunings(found: Sequence[Finetuning], records: Path, run_name: str, samples: int, task: str) -> None:
+    """Write the records of a search. Other records of this checkpoint and task, of another protocol, are removed."""
+    for record in found:
+        named = record.model_copy(update={'checkpoint': _hide_path(record.checkpoint)})
+        _publish(records / 'finetuning' / f'{record.key}.json', named, parse_finetuning)
+    keys = {record.key for record in found}
+
+    def is_stale(old: Finetuning) -> bool:
+        where = old.task, old.checkpoint.run_name, old.checkpoint.samples
+        return old.key not in keys and where == (task, run_name, samples)
+
+    _remove(records / 'finetuning', parse_finetuning, is_stale)
+
+
+def collect_rank(record: RankRecord, records: Path) -> None:
+    """Write ``record``; other rank records of the same run are removed."""
+    run_name = record.checkpoint.run_name
+    _remove(records / 'rank', parse_rank, lambda old: old.checkpoint.run_name == run_name and old.key != record.key)
+    data = {name: Path(value).name if name == 'remote' else value for name, value in record.data.items()}
+    named = record.model_copy(update={'checkpoint': _hide_path(record.checkpoint), 'data': data})
+    _publish(records / 'rank' / f'{record.key}.json', named, parse_rank)
+
+
+def thin_curve(text: str) -> str:
+    """A metrics.csv, thinned to every row with a validation loss and about ``CURVE_ROWS`` evenly spaced other rows."""
+    head, *rows = text.splitlines()
+    stride = math.ceil(len(rows) / CURVE_ROWS)
+    if stride <= 1:
+        return text
+    column = head.split(',').index('eval_loss')
+    kept = [row for i, row in enumerate(rows) if i % stride == 0 or row.split(',')[column]]
+    return '\n'.join([head, *kept]) + '\n'
+
+
+def _publish(path: Path, record: AnyRecord, parse: Parser[AnyRecord]) -> None:
+    """Write ``record``; a file that holds the same values, perhaps in another order, is left as it is."""
+    if not path.exists() or load_record(path, parse) != record:
+        write_record(path, record)
+
+
+def _hide_path(checkpoint: EncoderIdentity) -> EncoderIdentity:
+    """Reduce the path to a file name, since results are published; the hash identifies the file."""
+    return replace(checkpoint, uri=Path(checkpoint.uri).name)
+
+
+def _remove(folder: Path, parse: Parser[AnyRecord], is_stale: Callable[[AnyRecord], bool]) -> None:
+    stale = [path for path in folder.glob('*.json') if is_stale(load_record(path, parse))]
+    for path in stale:  # after all files have been read, as one that is no record raises
+        path.unlink()

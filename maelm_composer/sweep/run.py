@@ -1,7 +1,7 @@
 """A search over tasks, points and seeds as Ray tasks.
 
 A sweep makes the runs that have no finished record, and so goes on where a killed one ended. The repeats of a task's
-best point begin when that task's grid is complete.
+best point begin when that task's grid is complete. The functions with an argument ``folder`` run in Ray's workers.
 """
 
 import contextlib
@@ -9,36 +9,40 @@ import dataclasses
 import os
 import sys
 import time
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
-from filelock import SoftFileLease
+import torch
+from filelock import SoftFileLease, Timeout
 
 from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError, first_line
-from maelm_composer.finetuning.identity import run_key
-from maelm_composer.finetuning.run import find_finished
-from maelm_composer.precision import tell
-from maelm_composer.records import FailedFinetuning, Finetuning
+from maelm_composer.finetuning.identity import describe_run, find_finished, run_key
+from maelm_composer.finetuning.run import finetune, load_encoder
+from maelm_composer.precision import Choice, choose_in, tell
+from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
 from maelm_composer.sweep.lease import is_free, open_lease
 from maelm_composer.sweep.report import Progress, Standing, print_result
-from maelm_composer.sweep.search import (
-    SweepResult,
-    conclude,
-    count_evaluations,
-    count_runs,
-    list_tasks,
-    plan_grid,
-    plan_repeats,
-)
-from maelm_composer.sweep.worker import Facts, choose_precision, inspect_task, make_run, record_failure
+from maelm_composer.sweep.search import SweepResult, conclude, count_runs, list_tasks, plan_grid, plan_repeats, run_cost
 from maelm_composer.tasks.catalogue import Task
+from maelm_composer.tasks.sources import count_characters, load_task_data
 
 STOPPED = 'stopped: the runs that ended are recorded, and the same command does the others'
 SECONDS_BETWEEN_LOOKS = 1.0
-TRAINING_PER_EVALUATION = 3  # a row's training costs about three times its evaluation
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Properties of checkpoint and data that the scheduling of a task needs."""
+
+    identity: EncoderIdentity
+    data_hash: str
+    training_size: int  # characters
+    evaluation_size: int
 
 
 @dataclass
@@ -121,8 +125,7 @@ class _Sweep:
     def _add(self, task: Task, configs: list[FinetuningConfig]) -> None:
         facts = self.facts[task.name]
         for config in configs:
-            training = TRAINING_PER_EVALUATION * config.max_epochs * facts.training_size
-            cost = training + count_evaluations(config, config.max_epochs) * facts.evaluation_size
+            cost = run_cost(config, config.max_epochs, facts.training_size, facts.evaluation_size)
             key = run_key(config, facts.identity, facts.data_hash)
             lease = open_lease(config.save_folder, key)
             job = Job(key, config, task, cost, lease, find_finished(config, key))
@@ -186,6 +189,69 @@ class _Sweep:
             running = sum(job.task is task for job in self.running.values())
             standings.append(Standing(task, total, records, running, left, sum(j.cost for j in jobs if j.record)))
         return standings
+
+
+def choose_precision(config: FinetuningConfig, folder: str) -> Choice:
+    """Choose the precision of all runs in ``save_folder`` on a device like theirs."""
+    _enter(config, folder)
+    return choose_in(Path(config.save_folder), config.precision, 'precision')
+
+
+def inspect_task(config: FinetuningConfig, task: Task, folder: str) -> Facts:
+    _enter(config, folder)
+    identity = load_encoder(config).identity
+    data = load_task_data(task, config.data)
+    evaluation = [row for rows in data.evaluation.values() for row in rows]
+    return Facts(identity, data.hash, count_characters(data.train), count_characters(evaluation))
+
+
+def make_run(config: FinetuningConfig, key: str, facts: Facts, folder: str) -> Finetuning | None:
+    """Make one run and return its record, also of a failure; None if another sweep is making the run."""
+    _enter(config, folder)
+    if not ray.get_gpu_ids():  # our Ray leaves every GPU visible to a run that was given none
+        os.environ['CUDA_VISIBLE_DEVICES'] = ''
+    lease = open_lease(config.save_folder, key)
+    try:
+        lease.acquire()
+    except Timeout:
+        return None
+    try:
+        record = finetune(config, config.sweep.gpus_per_run if ray.get_gpu_ids() else 1.0)
+        if record.key != key:
+            raise InputError('the checkpoint or the data changed while the sweep ran: start it again')
+        return record
+    except InputError as error:
+        return record_failure(config, key, facts, str(error))
+    except Exception as error:
+        reason = f'{type(error).__name__}: {first_line(error)}'
+        return record_failure(config, key, facts, reason, traceback.format_exc())
+    finally:
+        lease.release()
+
+
+def record_failure(
+    config: FinetuningConfig, key: str, facts: Facts, reason: str, trace: str | None = None
+) -> FailedFinetuning:
+    """Write and return the record of a run that failed.
+
+    A finished record stays: such a run was made again only to save its model.
+    """
+    run = describe_run(config, key, facts.identity, facts.data_hash)
+    record = FailedFinetuning(**run, error=' '.join(reason.split()), traceback=trace)
+    if find_finished(dataclasses.replace(config, saves_model=False), key) is None:
+        write_record(Path(config.save_folder, f'{key}.json'), record)
+    return record
+
+
+def _enter(config: FinetuningConfig, folder: str) -> None:
+    """Set a worker's working directory, and its number of threads to the cores that it was given."""
+    try:
+        os.chdir(folder)
+    except OSError:
+        raise InputError(f'{folder} is not on every machine: start the sweep in a folder that they share') from None
+    threads = max(1, int(config.sweep.cpus_per_run))
+    os.environ['RAYON_NUM_THREADS'] = str(threads)  # the tokenizer's
+    torch.set_num_threads(threads)
 
 
 def _count_slots(config: FinetuningConfig) -> tuple[int, float]:

@@ -11,6 +11,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import check_names
 from maelm_composer.records import FailedFinetuning, Finetuning, FinetuningRecord, Point
 from maelm_composer.tasks.catalogue import GLUE, SPAN, Task, find_task
+from maelm_composer.training.plan import FORWARD_AND_BACKWARD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +99,15 @@ def count_runs(config: FinetuningConfig, task: Task) -> int:
             return points * seeds
 
 
-def count_evaluations(config: FinetuningConfig, epochs: float) -> float:
-    """How often a run of ``epochs`` evaluates the dev set."""
-    return 1 if config.evaluation is EvaluationProtocol.final else 2 * epochs
+def run_cost(config: FinetuningConfig, epochs: float, training: float, evaluation: float) -> float:
+    """The rows, or tokens, that pass forward through the encoder in a run of ``epochs``; a step counts as three passes.
+
+    Args:
+        training: the size of the training set, in that unit.
+        evaluation: the size of the dev sets.
+    """
+    evaluations = 1 if config.evaluation is EvaluationProtocol.final else 2 * epochs
+    return FORWARD_AND_BACKWARD * epochs * training + evaluations * evaluation
 
 
 def select_point(records: Sequence[Finetuning]) -> Point | None:

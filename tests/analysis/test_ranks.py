@@ -9,9 +9,8 @@ import torch
 from transformers import RobertaConfig, RobertaModel
 
 from maelm_composer import cli, precision
-from maelm_composer.analysis.hidden_states import iterate_views
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, print_ranks
-from maelm_composer.analysis.rows import find_shards
+from maelm_composer.analysis.rows import find_shards, iterate_views
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.errors import InputError

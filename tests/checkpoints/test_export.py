@@ -28,8 +28,7 @@ from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import RelativePositionFunction, SpanConfig
 from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.batching import FinetuningBatch
-from maelm_composer.finetuning.model import FinetuningModel
+from maelm_composer.finetuning.model import FinetuningBatch, FinetuningModel
 from maelm_composer.model.maelm import build_model
 from maelm_composer.records import CONTENT_HASH
 from maelm_composer.tasks.catalogue import TASKS

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maelm_composer.finetuning.batching import collate, measure_padding, order_by_length, sort_for_evaluation
+from maelm_composer.finetuning.fit import collate, measure_padding, order_by_length, sort_for_evaluation
 from maelm_composer.tasks.examples import Inputs
 
 

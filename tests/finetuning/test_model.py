@@ -7,8 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from maelm_composer.config import ModelConfig
-from maelm_composer.finetuning.batching import FinetuningBatch
-from maelm_composer.finetuning.model import FinetuningModel
+from maelm_composer.finetuning.model import FinetuningBatch, FinetuningModel
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.tasks.catalogue import TASKS
 

@@ -8,11 +8,10 @@ import torch
 
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning import rank_curve
-from maelm_composer.finetuning.batching import collate
+from maelm_composer.finetuning import fit
 from maelm_composer.finetuning.evaluation import Evaluator
+from maelm_composer.finetuning.fit import collate, measure_last_layer
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.finetuning.rank_curve import measure_last_layer
 from maelm_composer.finetuning.run import finetune
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.tasks.examples import Inputs
@@ -55,9 +54,9 @@ def test_the_first_point_is_the_checkpoints_own(configure, monkeypatch):
     assert measure_last_layer(model.encoder, inputs, (0, 1, 2), pad_id=1) == wanted
 
     total = sum(inputs.lengths)
-    monkeypatch.setattr(rank_curve, 'MAX_TOKENS', total // 2 + 1)  # every second row
+    monkeypatch.setattr(fit, 'MAX_RANK_TOKENS', total // 2 + 1)  # every second row
     seen = []
-    monkeypatch.setattr(rank_curve, 'collate', lambda i, rows, pad_id: seen.extend(rows) or collate(i, rows, pad_id))
+    monkeypatch.setattr(fit, 'collate', lambda i, rows, pad_id: seen.extend(rows) or collate(i, rows, pad_id))
     measure_last_layer(model.encoder, inputs, (0, 1, 2), pad_id=1)
     assert sorted(seen) == list(range(0, len(inputs), 2))
 

@@ -6,7 +6,7 @@ import pytest
 
 from maelm_composer.config import SpanConfig, TaskDataConfig, TaskSource, TokenizerConfig
 from maelm_composer.data.tokenizer import train_tokenizer
-from maelm_composer.finetuning.batching import measure_padding, order_by_length
+from maelm_composer.finetuning.fit import measure_padding, order_by_length
 from maelm_composer.tasks.catalogue import GLUE, TASKS
 from maelm_composer.tasks.examples import encode
 from maelm_composer.tasks.sources import load_task_data

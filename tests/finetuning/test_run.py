@@ -31,7 +31,7 @@ from maelm_composer.finetuning.identity import run_key
 from maelm_composer.finetuning.run import find_finished, finetune, summarize
 from maelm_composer.precision import Speeds
 from maelm_composer.records import EncoderIdentity, Evaluation, Point, load_record, parse_finetuning, unpack_numbers
-from maelm_composer.sweep.worker import Facts, record_failure
+from maelm_composer.sweep.run import Facts, record_failure
 from maelm_composer.tasks.catalogue import TASKS
 from maelm_composer.tasks.sources import load_task_data
 from tests.records import make_finetuning

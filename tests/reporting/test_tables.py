@@ -14,7 +14,7 @@ from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
 from maelm_composer.reporting.cells import Cell, Estimate, Term, estimate, slope
 from maelm_composer.reporting.evidence import load_evidence
 from maelm_composer.reporting.report import build_tables
-from maelm_composer.reporting.verdicts import judge_claim
+from maelm_composer.reporting.rows import judge_claim
 from maelm_composer.sweep.search import SweepResult, TaskResult
 from maelm_composer.tasks.catalogue import find_task
 from tests.records import make_running

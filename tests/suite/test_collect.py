@@ -6,7 +6,7 @@ import pytest
 
 from maelm_composer.files import parse_json
 from maelm_composer.records import parse_finetuning, parse_rank
-from maelm_composer.suite.collect import CURVE_ROWS, collect_finetunings, collect_rank, collect_run, thin_curve
+from maelm_composer.suite.run import CURVE_ROWS, collect_finetunings, collect_rank, collect_run, thin_curve
 from tests.records import make_finetuning, make_pretraining, make_rank
 
 from .conftest import write_record

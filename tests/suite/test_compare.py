@@ -78,8 +78,8 @@ def test_the_differences_are_those_of_the_records_paired_by_seed(compare, ray, c
     rows = read_rows(out)
     for name, weighted in (('rte', samples[:1]), ('stsb', samples[1:]), ('mean', [sample / 2 for sample in samples])):
         first, second = np.array(scores[name])
-        variances = [measure_example_variance([(1.0, sample)]) for sample in weighted]
-        expected = estimate_contrast([(1.0, (first - second).tolist())], variances)
+        variances = [measure_example_variance([sample]) for sample in weighted]
+        expected = estimate_contrast([(first - second).tolist()], variances)
         interval = f'{expected.low:+.2f} to {expected.high:+.2f}'
         means = f'{first.mean():.2f}', f'{second.mean():.2f}', f'{expected.mean:+.2f}'
         assert rows[name] == [*means, interval, '2', str(48 * len(weighted))]

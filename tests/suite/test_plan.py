@@ -12,7 +12,7 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.masking.draw import count_visible
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, find_artefact
-from maelm_composer.suite.cost import CPU, Device, count_finetuning_flops, describe_device
+from maelm_composer.suite.cost import Device, count_finetuning_flops, describe_device
 from maelm_composer.suite.plan import Forecast, plan_suite, print_budget, print_plan, sum_seconds
 from maelm_composer.suite.steps import Kind, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
@@ -23,7 +23,7 @@ from tests.records import make_finetuning, make_rank
 
 from .conftest import make_run, write_record
 
-SLOW = Device(CPU, 1, fp32=1e11, bf16=5e9)
+SLOW = Device('cpu', 1, fp32=1e11, bf16=5e9)
 H100 = Device('h100', 8, 67e12, 989e12)
 
 
@@ -141,7 +141,7 @@ def test_a_machine_shows_the_gpus_that_this_process_may_use(tmp_path, monkeypatc
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '1')
     assert describe_device().count == 1
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
-    assert describe_device().name == CPU
+    assert describe_device().is_cpu
 
 
 def test_measured_speed_takes_the_place_of_the_model(demo):

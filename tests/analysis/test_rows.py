@@ -5,8 +5,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from maelm_composer.analysis.hidden_states import View, iterate_views, split_blocks
-from maelm_composer.analysis.rows import RowSource, find_shards, find_text
+from maelm_composer.analysis.rows import RowSource, View, find_shards, find_text, iterate_views, split_blocks
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.config import DataConfig
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID

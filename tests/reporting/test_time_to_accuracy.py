@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maelm_composer.analysis.time_to_accuracy import Axis, ScoredCheckpoint, find_arrival
 from maelm_composer.errors import InputError
+from maelm_composer.reporting.figure3 import Axis, ScoredCheckpoint, find_arrival
 
 HALF = {1: 0.5}
 SCORES = st.floats(0, 1, allow_nan=False)

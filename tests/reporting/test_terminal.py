@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from maelm_composer.reporting.report import print_tables
 from maelm_composer.reporting.rows import Row
-from maelm_composer.suite.terminal import print_tables
 
 ROWS = {
     'table2': [
