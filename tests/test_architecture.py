@@ -22,7 +22,6 @@ STAGES = [
         'records',
         'files',
         'provenance',
-        'lock',
         'patches',
         'statistics',
         'cluster',
@@ -59,7 +58,7 @@ TORCHLESS = [
         'training.plan',
         'training.scaling',
     ),
-    *('tasks.squad_metric', 'suite.steps', 'suite.cost', 'suite.plan'),
+    *('tasks.metrics', 'suite.steps', 'suite.cost', 'suite.plan'),
     *('suite.collect', 'suite.terminal'),
 ]
 TORCHLESS += ['stack', 'statistics', 'cluster', 'analysis.time_to_accuracy', 'reporting.report']

@@ -23,7 +23,7 @@ from maelm_composer.data.shards import build_shards
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.lock import lock_folder
+from maelm_composer.files import lock_folder
 from maelm_composer.precision import choose_in
 from maelm_composer.records import Finetuning
 from maelm_composer.reporting.artefacts import Artefact, Model

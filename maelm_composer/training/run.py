@@ -27,7 +27,7 @@ from maelm_composer.device import (
     raise_file_limit,
 )
 from maelm_composer.errors import InputError
-from maelm_composer.lock import lock_folder
+from maelm_composer.files import lock_folder
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model

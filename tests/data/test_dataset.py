@@ -22,8 +22,8 @@ from maelm_composer.config import DataConfig
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.shards import build_shards
-from maelm_composer.data.shared_memory import find_dead_segments
 from maelm_composer.data.tokenizer import build_tokenizer
+from maelm_composer.device import find_dead_segments
 from maelm_composer.errors import InputError
 from maelm_composer.files import parse_json, write_json
 from tests.data.conftest import serve_s3

@@ -17,7 +17,7 @@ import pytest
 import transformers
 from torchmetrics.functional.text import squad
 
-from maelm_composer.tasks.squad_metric import (
+from maelm_composer.tasks.metrics import (
     find_best_threshold,
     normalize_answer,
     score_exact,
