@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
@@ -116,9 +116,13 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
     try:
         return OmegaConf.unsafe_merge(base, layer)
     except ConfigKeyError as error:
+        from maelm_composer.keys import walk_keys
+
         section, dot, key = re.sub(r'\[\d+]', '', error.full_key or '').rpartition('.')
         beside = [f'{section}{dot}{field.name}' for field in dataclasses.fields(error.object_type)]  # type: ignore[arg-type]
-        near = _find_nearest(key, beside, _list_keys(root))
+        parts = [found.name.split('.') for found in walk_keys(root)]
+        everywhere = [name for names in parts for name in itertools.accumulate(names, '{}.{}'.format)]  # and sections
+        near = _find_nearest(key, beside, everywhere)
         hint = f'did you mean {near}?' if near else f'there are {", ".join(beside)}'
         raise InputError(f'{where}: unknown key {section}{dot}{key}; {hint}') from None
     except OmegaConfBaseException as error:
@@ -143,17 +147,6 @@ def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | N
         return by_initials[key]
     near = difflib.get_close_matches(key, by_last_part, n=1)  # first of all the key itself
     return by_last_part[near[0]] if near else None
-
-
-def _list_keys(node_type: Any, prefix: str = '') -> list[str]:
-    """Dotted names of all keys of a dataclass and of its sections; elements of lists and dicts are left out."""
-    keys = []
-    for found in dataclasses.fields(node_type):
-        keys.append(f'{prefix}{found.name}')
-        inner = next(filter(dataclasses.is_dataclass, (found.type, *get_args(found.type))), None)  # X or X | None
-        if inner is not None and get_origin(found.type) not in (dict, list):
-            keys += _list_keys(inner, f'{prefix}{found.name}.')
-    return keys
 
 
 def _name_run(merged: Any, paths: Sequence[str]) -> None:

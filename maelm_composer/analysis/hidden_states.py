@@ -12,8 +12,7 @@ from torch.nn import functional
 from maelm_composer.analysis.rows import RowSource
 from maelm_composer.config import MaskingConfig
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
-from maelm_composer.masking.batch import Batch
-from maelm_composer.masking.collate import MaskingCollator
+from maelm_composer.masking.collate import Batch, MaskingCollator
 
 TOKENS_PER_BATCH = 16_384
 # PAPER-SILENT: which tokens are "real". Not [CLS] and [SEP], whose number depends on how text is cut into blocks.

@@ -10,13 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.checkpoints.find import find_encoder, read_recipe, read_weights
-from maelm_composer.checkpoints.pretrained import build, read_tokenizer, set_to_masked_text
-from maelm_composer.config import AttentionBackend
+from maelm_composer.checkpoints.pretrained import build, place_model, read_tokenizer, set_to_masked_text
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID
 from maelm_composer.device import find_device
 from maelm_composer.errors import InputError
-from maelm_composer.masking.batch import Batch
-from maelm_composer.masking.collate import MaskingCollator, build_collator
+from maelm_composer.masking.collate import Batch, MaskingCollator, build_collator
 from maelm_composer.model.decoder import take_padded
 from maelm_composer.model.maelm import MaskedLanguageModel
 
@@ -56,9 +54,7 @@ class MaskPredictor:
         set_to_masked_text(tokenizer)
         model = build(MaskedLanguageModel, recipe.model, read_weights(found, '')[0], checkpoint)
         device = find_device()
-        if device.type == 'cuda':  # not flex: FlexAttention would compile a kernel for each length of rows
-            model.select_attention(AttentionBackend.sdpa, device.type)
-        return cls(model.to(device), tokenizer, build_collator(recipe), recipe.model.max_seq_len, device)
+        return cls(place_model(model, device), tokenizer, build_collator(recipe), recipe.model.max_seq_len, device)
 
     def encode(self, texts: Sequence[str]) -> Batch:
         """B texts -> a batch of rows ``[CLS] text [SEP]``, padded to the longest.

@@ -16,6 +16,7 @@ from transformers.models.mpnet.modeling_mpnet import (
     MPNetForQuestionAnswering,
     MPNetForSequenceClassification,
     MPNetModel,
+    MPNetPreTrainedModel,
 )
 
 
@@ -81,28 +82,21 @@ class MaelmModel(MPNetModel):
         self.post_init()
 
 
-class MaelmForMaskedLM(MPNetForMaskedLM):
+class _WithMaelmModel(MPNetPreTrainedModel):
+    """A head of MPNet's, which comes next among the bases, on our encoder."""
+
     config_class = MaelmConfig
 
     def __init__(self, config: MaelmConfig) -> None:
         super().__init__(config)
-        self.mpnet = MaelmModel(config, add_pooling_layer=False)
+        self.mpnet: Any = MaelmModel(config, add_pooling_layer=False)
         self.post_init()
 
 
-class MaelmForSequenceClassification(MPNetForSequenceClassification):
-    config_class = MaelmConfig
-
-    def __init__(self, config: MaelmConfig) -> None:
-        super().__init__(config)
-        self.mpnet = MaelmModel(config, add_pooling_layer=False)
-        self.post_init()
+class MaelmForMaskedLM(_WithMaelmModel, MPNetForMaskedLM): ...
 
 
-class MaelmForQuestionAnswering(MPNetForQuestionAnswering):
-    config_class = MaelmConfig
+class MaelmForSequenceClassification(_WithMaelmModel, MPNetForSequenceClassification): ...
 
-    def __init__(self, config: MaelmConfig) -> None:
-        super().__init__(config)
-        self.mpnet = MaelmModel(config, add_pooling_layer=False)
-        self.post_init()
+
+class MaelmForQuestionAnswering(_WithMaelmModel, MPNetForQuestionAnswering): ...

@@ -35,6 +35,7 @@ from maelm_composer.data.manifest import read_tokenizer_files
 from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError, first_line
 from maelm_composer.model.encoder import Encoder
+from maelm_composer.model.maelm import MaskedLanguageModel
 from maelm_composer.records import EncoderIdentity
 
 ENCODER = 'encoder.'
@@ -147,12 +148,12 @@ def build(
     return model.eval()
 
 
-def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
-    """Move the encoder to ``device``. Loading does not initialise CUDA; only this function may."""
-    if isinstance(encoder, Encoder) and device.type == 'cuda':
+def place_model(model: Module, device: torch.device) -> Module:
+    """Move an encoder or a whole model to ``device``. Loading does not initialise CUDA; only this function may."""
+    if isinstance(model, (Encoder, MaskedLanguageModel)) and device.type == 'cuda':
         # Not flex: FlexAttention would compile a kernel for each length of rows.
-        encoder.select_attention(AttentionBackend.sdpa, device.type)
-    return encoder.to(device)
+        model.select_attention(AttentionBackend.sdpa, device.type)
+    return model.to(device)
 
 
 def _load_huggingface(name: str, implementation: Implementation, dropout: float | None) -> Pretrained:

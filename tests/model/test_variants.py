@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from maelm_composer.config import DecoderAttention, HeadBiasInit, ModelConfig, RelativePositionInit
-from maelm_composer.masking.batch import Batch
+from maelm_composer.masking.collate import Batch
 from maelm_composer.model.cost import count_forward_flops, count_parameters
 from maelm_composer.model.decoder import take_padded
 from maelm_composer.model.maelm import build_model
