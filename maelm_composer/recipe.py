@@ -18,16 +18,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from maelm_composer.config import (
-    CorpusConfig,
-    DecoderConfig,
-    FinetuningConfig,
-    MaskingConfig,
-    ModelConfig,
-    PretrainingConfig,
-    SuiteConfig,
-    TaskSource,
-)
+from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
 from maelm_composer.shipped import find_shipped
@@ -176,10 +167,7 @@ def _check(config: Any) -> None:
         case CorpusConfig():
             _require(bool(config.sources), 'sources is empty: name at least one')
         case PretrainingConfig():
-            _check_stack('model', config.model, config.model)
-            if config.model.decoder is not None:
-                _check_stack('model.decoder', config.model.decoder, config.model)
-            _check_masking(config.masking, config.model)
+            _check_model(config)
             warmup, extends = config.optimizer.warmup_samples, config.training.extends
             ends, name = [*extends, config.training.max_samples], 'extends' if extends else 'max_samples'
             _require(warmup <= ends[0], f'optimizer.warmup_samples {warmup} exceeds training.{name} {ends[0]}')
@@ -224,18 +212,20 @@ def _check_number(value: float, limits: Mapping[str, float], shown: str) -> None
             raise InputError(f'{shown}: must be {demand}{or_else}')
 
 
-def _check_stack(name: str, stack: ModelConfig | DecoderConfig, model: ModelConfig) -> None:
-    size, heads = stack.hidden_size, stack.num_attention_heads
-    _require(size % heads == 0, f'{name}.hidden_size {size} is not divisible by {name}.num_attention_heads {heads}')
-    buckets, distance = stack.relative_position_buckets, model.relative_position_max_distance
-    _require(
-        buckets == 0 or (buckets % 4 == 0 and distance > buckets // 4 + 1),
-        f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is more than 1 below '
-        f'model.relative_position_max_distance {distance}',
-    )
-
-
-def _check_masking(masking: MaskingConfig, model: ModelConfig) -> None:
+def _check_model(config: PretrainingConfig) -> None:
+    model, masking = config.model, config.masking
+    stacks: dict[str, Any] = {'model': model, 'model.decoder': model.decoder}
+    for name, stack in stacks.items():
+        if stack is None:
+            continue
+        size, heads = stack.hidden_size, stack.num_attention_heads
+        _require(size % heads == 0, f'{name}.hidden_size {size} is not divisible by {name}.num_attention_heads {heads}')
+        buckets, distance = stack.relative_position_buckets, model.relative_position_max_distance
+        _require(
+            buckets == 0 or (buckets % 4 == 0 and distance > buckets // 4 + 1),
+            f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is more than 1 '
+            f'below model.relative_position_max_distance {distance}',
+        )
     rate, fraction, length = masking.mlm_probability, masking.encoder_mask_fraction, model.max_seq_len
     _require(round(rate * length) > 0, f'masking.mlm_probability {rate} masks nothing in a row of {length} tokens')
     _require(

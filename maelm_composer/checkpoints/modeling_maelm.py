@@ -9,15 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.mpnet.configuration_mpnet import MPNetConfig
-from transformers.models.mpnet.modeling_mpnet import (
-    MPNetEncoder,
-    MPNetForMaskedLM,
-    MPNetForQuestionAnswering,
-    MPNetForSequenceClassification,
-    MPNetModel,
-    MPNetPreTrainedModel,
-)
+from transformers import MPNetConfig
+from transformers.models.mpnet import modeling_mpnet
 
 
 class MaelmConfig(MPNetConfig):
@@ -52,12 +45,12 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
     raise ValueError(f'relative_attention_function {function!r} is neither t5 nor authors')
 
 
-class MaelmEncoder(MPNetEncoder):
+class MaelmEncoder(modeling_mpnet.MPNetEncoder):
     """MPNet's layers with the relative position bias that ``config`` describes."""
 
     def __init__(self, config: MaelmConfig) -> None:
         super().__init__(config)
-        if not hasattr(MPNetEncoder, 'compute_position_bias'):
+        if not hasattr(modeling_mpnet.MPNetEncoder, 'compute_position_bias'):
             raise RuntimeError('MPNetEncoder has no compute_position_bias in this release of transformers; use 4.57')
 
     def compute_position_bias(self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 0) -> Tensor:
@@ -73,7 +66,7 @@ class MaelmEncoder(MPNetEncoder):
         return self.relative_attention_bias(buckets).permute(2, 0, 1).expand(x.shape[0], -1, -1, -1)
 
 
-class MaelmModel(MPNetModel):
+class MaelmModel(modeling_mpnet.MPNetModel):
     config_class = MaelmConfig
 
     def __init__(self, config: MaelmConfig, add_pooling_layer: bool = True) -> None:
@@ -82,7 +75,7 @@ class MaelmModel(MPNetModel):
         self.post_init()
 
 
-class _WithMaelmModel(MPNetPreTrainedModel):
+class _WithMaelmModel(modeling_mpnet.MPNetPreTrainedModel):
     """A head of MPNet's, which comes next among the bases, on our encoder."""
 
     config_class = MaelmConfig
@@ -93,10 +86,10 @@ class _WithMaelmModel(MPNetPreTrainedModel):
         self.post_init()
 
 
-class MaelmForMaskedLM(_WithMaelmModel, MPNetForMaskedLM): ...
+class MaelmForMaskedLM(_WithMaelmModel, modeling_mpnet.MPNetForMaskedLM): ...
 
 
-class MaelmForSequenceClassification(_WithMaelmModel, MPNetForSequenceClassification): ...
+class MaelmForSequenceClassification(_WithMaelmModel, modeling_mpnet.MPNetForSequenceClassification): ...
 
 
-class MaelmForQuestionAnswering(_WithMaelmModel, MPNetForQuestionAnswering): ...
+class MaelmForQuestionAnswering(_WithMaelmModel, modeling_mpnet.MPNetForQuestionAnswering): ...

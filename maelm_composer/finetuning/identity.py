@@ -5,9 +5,8 @@ from typing import Any
 
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.files import hash_json
-from maelm_composer.provenance import collect_provenance
 from maelm_composer.recipe import to_plain
-from maelm_composer.records import EncoderIdentity, Point
+from maelm_composer.records import EncoderIdentity, Point, collect_provenance
 from maelm_composer.tasks.catalogue import GROUPS, SPAN, find_task
 
 PROTOCOL = (

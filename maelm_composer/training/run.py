@@ -33,8 +33,7 @@ from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model
 from maelm_composer.patches import release_trainer, silence_warnings
 from maelm_composer.precision import Choice, choose
-from maelm_composer.provenance import collect_provenance
-from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining
+from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining, collect_provenance
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
     BatchSeed,
