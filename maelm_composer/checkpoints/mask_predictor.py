@@ -36,7 +36,6 @@ class MaskPredictor:
     tokenizer: PreTrainedTokenizerFast  # takes "[MASK]" in a text for the mask token
     collator: MaskingCollator  # of the run's recipe: what the encoder and the decoder read
     max_seq_len: int
-    device: torch.device
 
     @classmethod
     def from_checkpoint(cls, checkpoint: str) -> 'MaskPredictor':
@@ -53,8 +52,8 @@ class MaskPredictor:
         tokenizer = read_tokenizer(found, recipe.model)
         set_to_masked_text(tokenizer)
         model = build(MaskedLanguageModel, recipe.model, read_weights(found, '')[0], checkpoint)
-        device = find_device()
-        return cls(place_model(model, device), tokenizer, build_collator(recipe), recipe.model.max_seq_len, device)
+        model = place_model(model, find_device())
+        return cls(model, tokenizer, build_collator(recipe), recipe.model.max_seq_len)
 
     def encode(self, texts: Sequence[str]) -> Batch:
         """B texts -> a batch of rows ``[CLS] text [SEP]``, padded to the longest.
@@ -85,7 +84,7 @@ class MaskPredictor:
         The autoregressive decoder (Table 2) reads the token before each position: it predicts the [MASK]s from left to
         right, and reads its own most probable token where an earlier [MASK] was.
         """
-        batch = batch.to(self.device)
+        batch = batch.to(self.model.head.bias.device)
         is_mask = batch.labels == self.tokenizer.mask_token_id  # (B, N)
         is_wanted = take_padded(is_mask, batch.predicted_index)  # (B, M)
         logits = self.model(batch).logits[is_wanted]
