@@ -16,7 +16,7 @@ from maelm_composer.analysis.hidden_states import iterate_views
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text
 from maelm_composer.analysis.subspace import RankOneResidual, measure_outside_share, measure_principal_angles
 from maelm_composer.checkpoints.find import find_encoder, read_recipe
-from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_model
+from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.config import DataConfig, Implementation, Precision
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.storage import is_s3
@@ -135,7 +135,7 @@ def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: 
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:
     keep_freed_memory()
     device, size = find_device(), pretrained.hidden_size
-    encoder: Any = place_model(pretrained.encoder, device)
+    encoder: Any = place_encoder(pretrained.encoder, device)
     layers: defaultdict[int, _Layer] = defaultdict(lambda: _Layer(size, device))
     views = iterate_views(
         source,

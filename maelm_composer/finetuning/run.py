@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_model
+from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.data.storage import is_s3
@@ -79,7 +79,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         )
     evaluator = Evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
     device = find_device()
-    encoder = place_model(pretrained.encoder, device)
+    encoder = place_encoder(pretrained.encoder, device)
     model = FinetuningModel(encoder, pretrained.hidden_size, task, config.dropout, config.seed).to(device)
     best = _Best(evaluator, model, keeps_weights=config.saves_model)
     dev_inputs = evaluator.inputs[task.eval_splits[0]]
