@@ -20,8 +20,7 @@ from bench.machine import OtherProcesses
 from maelm_composer.config import AttentionBackend, DecoderConfig, ModelConfig, Precision, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.device import keep_freed_memory
-from maelm_composer.masking.batch import Batch
-from maelm_composer.masking.collate import build_collator
+from maelm_composer.masking.collate import Batch, build_collator
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.model.maelm import build_model
 from maelm_composer.training.plan import FORWARD_AND_BACKWARD, count_positions

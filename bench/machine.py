@@ -12,7 +12,7 @@ import torch
 
 from maelm_composer.config import CorpusConfig, Precision
 from maelm_composer.precision import measure_speeds
-from maelm_composer.provenance import Provenance, collect_provenance
+from maelm_composer.records import Provenance, collect_provenance
 
 # Instruction sets for matrix products by their names in /proc/cpuinfo, fastest first. CPUs of one name may differ.
 INSTRUCTION_SETS = ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2', 'svebf16', 'sve', 'asimd')

@@ -299,7 +299,7 @@ def doctor(clean: Annotated[bool, typer.Option(help='Remove the shared memory of
     """Show versions, devices, and shared memory left behind by ended runs."""
     import torch
 
-    from maelm_composer.data.shared_memory import find_dead_segments
+    from maelm_composer.device import find_dead_segments
 
     print(f'python {platform.python_version()}, {platform.platform()}')
     for package in ('maelm-composer', 'torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'ray'):

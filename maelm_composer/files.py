@@ -1,4 +1,4 @@
-"""Files that a reader finds whole or not at all. Imports no torch."""
+"""Files that a reader finds whole or not at all, and folders that one process at a time writes. Imports no torch."""
 
 import contextlib
 import hashlib
@@ -6,15 +6,19 @@ import json
 import os
 import re
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from maelm_composer.errors import InputError
 
 CHECKSUM = 'checksum'  # key of the JSON files of this package: SHA-256 of their other fields
+LOCK = '.lock'
+SECONDS_TO_WAIT = 1  # while :func:`is_locked` looks
 
 
 def hash_json(value: Any) -> str:
@@ -108,3 +112,39 @@ def apply_umask(path: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path, owner: str) -> Iterator[None]:
+    """Lock ``folder`` for this process while the body runs. The kernel releases the lock when the process dies.
+
+    The lock works between processes of one machine and, where the file system supports it, between machines that share
+    the disk. The lock needs filelock 4: in earlier versions the loader's workers inherit the lock, and the workers
+    outlive a killed process by some seconds.
+
+    Raises:
+        InputError: another process, called ``owner`` in the message, holds the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=SECONDS_TO_WAIT)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(f'another {owner} is at work in {folder}: wait, or choose another folder') from None
+    except OSError as error:  # the file system has no locks
+        warnings.warn(f'{folder} cannot be locked ({error}): start no other process in it', stacklevel=3)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the lock of ``folder``; also True where that cannot be found out."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK, blocking=False):
+            return False
+    except OSError:  # Timeout is one, too
+        return True

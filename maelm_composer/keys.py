@@ -35,7 +35,7 @@ def list_keys(kind: str, section: str = '') -> list[Key]:
     """
     if kind not in KINDS:
         raise InputError(f'unknown kind of recipe {kind}: one of {", ".join(KINDS)}')
-    found = [key for key in _walk(KINDS[kind], '') if not section or f'{key.name}.'.startswith(f'{section}.')]
+    found = [key for key in walk_keys(KINDS[kind]) if not section or f'{key.name}.'.startswith(f'{section}.')]
     if not found:
         raise InputError(f'a {kind} recipe has no key {section}: `maelm keys {kind}` lists them all')
     return found
@@ -61,7 +61,8 @@ def format_markdown() -> str:
     return '\n'.join(lines) + '\n'
 
 
-def _walk(root: type, prefix: str) -> Iterator[Key]:
+def walk_keys(root: type, prefix: str = '') -> Iterator[Key]:
+    """The keys of a dataclass and of its sections, in their order."""
     meanings = dict(FIELD.findall(inspect.getsource(root)))
     types = get_type_hints(root)
     for field in dataclasses.fields(root):
@@ -70,7 +71,7 @@ def _walk(root: type, prefix: str) -> Iterator[Key]:
         section: Any = next(filter(dataclasses.is_dataclass, (annotation, *get_args(annotation))), None)
         if section is not None:
             suffix = {list: '[]', dict: '.<name>'}.get(get_origin(annotation), '')
-            yield from _walk(section, f'{name}{suffix}.')
+            yield from walk_keys(section, f'{name}{suffix}.')
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         shown = '' if default == MISSING else json.dumps(default, default=lambda member: member.name).strip('"')

@@ -13,21 +13,12 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from maelm_composer.config import (
-    CorpusConfig,
-    DecoderConfig,
-    FinetuningConfig,
-    MaskingConfig,
-    ModelConfig,
-    PretrainingConfig,
-    SuiteConfig,
-    TaskSource,
-)
+from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
 from maelm_composer.shipped import find_shipped
@@ -116,9 +107,13 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
     try:
         return OmegaConf.unsafe_merge(base, layer)
     except ConfigKeyError as error:
+        from maelm_composer.keys import walk_keys
+
         section, dot, key = re.sub(r'\[\d+]', '', error.full_key or '').rpartition('.')
         beside = [f'{section}{dot}{field.name}' for field in dataclasses.fields(error.object_type)]  # type: ignore[arg-type]
-        near = _find_nearest(key, beside, _list_keys(root))
+        parts = [found.name.split('.') for found in walk_keys(root)]
+        everywhere = [name for names in parts for name in itertools.accumulate(names, '{}.{}'.format)]  # and sections
+        near = _find_nearest(key, beside, everywhere)
         hint = f'did you mean {near}?' if near else f'there are {", ".join(beside)}'
         raise InputError(f'{where}: unknown key {section}{dot}{key}; {hint}') from None
     except OmegaConfBaseException as error:
@@ -143,17 +138,6 @@ def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | N
         return by_initials[key]
     near = difflib.get_close_matches(key, by_last_part, n=1)  # first of all the key itself
     return by_last_part[near[0]] if near else None
-
-
-def _list_keys(node_type: Any, prefix: str = '') -> list[str]:
-    """Dotted names of all keys of a dataclass and of its sections; elements of lists and dicts are left out."""
-    keys = []
-    for found in dataclasses.fields(node_type):
-        keys.append(f'{prefix}{found.name}')
-        inner = next(filter(dataclasses.is_dataclass, (found.type, *get_args(found.type))), None)  # X or X | None
-        if inner is not None and get_origin(found.type) not in (dict, list):
-            keys += _list_keys(inner, f'{prefix}{found.name}.')
-    return keys
 
 
 def _name_run(merged: Any, paths: Sequence[str]) -> None:
@@ -183,10 +167,7 @@ def _check(config: Any) -> None:
         case CorpusConfig():
             _require(bool(config.sources), 'sources is empty: name at least one')
         case PretrainingConfig():
-            _check_stack('model', config.model, config.model)
-            if config.model.decoder is not None:
-                _check_stack('model.decoder', config.model.decoder, config.model)
-            _check_masking(config.masking, config.model)
+            _check_model(config)
             warmup, extends = config.optimizer.warmup_samples, config.training.extends
             ends, name = [*extends, config.training.max_samples], 'extends' if extends else 'max_samples'
             _require(warmup <= ends[0], f'optimizer.warmup_samples {warmup} exceeds training.{name} {ends[0]}')
@@ -231,18 +212,20 @@ def _check_number(value: float, limits: Mapping[str, float], shown: str) -> None
             raise InputError(f'{shown}: must be {demand}{or_else}')
 
 
-def _check_stack(name: str, stack: ModelConfig | DecoderConfig, model: ModelConfig) -> None:
-    size, heads = stack.hidden_size, stack.num_attention_heads
-    _require(size % heads == 0, f'{name}.hidden_size {size} is not divisible by {name}.num_attention_heads {heads}')
-    buckets, distance = stack.relative_position_buckets, model.relative_position_max_distance
-    _require(
-        buckets == 0 or (buckets % 4 == 0 and distance > buckets // 4 + 1),
-        f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is more than 1 below '
-        f'model.relative_position_max_distance {distance}',
-    )
-
-
-def _check_masking(masking: MaskingConfig, model: ModelConfig) -> None:
+def _check_model(config: PretrainingConfig) -> None:
+    model, masking = config.model, config.masking
+    stacks: dict[str, Any] = {'model': model, 'model.decoder': model.decoder}
+    for name, stack in stacks.items():
+        if stack is None:
+            continue
+        size, heads = stack.hidden_size, stack.num_attention_heads
+        _require(size % heads == 0, f'{name}.hidden_size {size} is not divisible by {name}.num_attention_heads {heads}')
+        buckets, distance = stack.relative_position_buckets, model.relative_position_max_distance
+        _require(
+            buckets == 0 or (buckets % 4 == 0 and distance > buckets // 4 + 1),
+            f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is more than 1 '
+            f'below model.relative_position_max_distance {distance}',
+        )
     rate, fraction, length = masking.mlm_probability, masking.encoder_mask_fraction, model.max_seq_len
     _require(round(rate * length) > 0, f'masking.mlm_probability {rate} masks nothing in a row of {length} tokens')
     _require(

@@ -1,11 +1,17 @@
-"""The three kinds of record that runs leave, and their JSON files. Imports no torch.
+"""The three kinds of record that runs leave, with their provenance, and their JSON files. Imports no torch.
 
 Version 1 is every record without a ``version`` field. Version 2 adds that field; ``precision``, ``unigram_entropy`` and
 ``influences`` are always there if the run has them.
 """
 
 import base64
+import contextlib
+import importlib.metadata
 import json
+import os
+import platform
+import re
+import subprocess
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,14 +22,30 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from maelm_composer import __version__
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.files import parse_json, write_json
-from maelm_composer.provenance import Provenance
+from maelm_composer.recipe import hash_config
 
+PACKAGES = ('torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'numpy')
 CONTENT_HASH = 'content hash of data.remote'  # key of a pretraining run's identity
 STRICT = ConfigDict(extra='forbid', strict=True)
 AnyRecord = TypeVar('AnyRecord', bound='Record')
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Provenance:
+    """Software and hardware of a run, and the hash of its recipe."""
+
+    maelm_composer: str  # version
+    git_revision: str | None  # of the source, with ``-dirty`` if files differ from it; None outside a checkout
+    python: str
+    packages: dict[str, str]  # name -> version
+    platform: str
+    cpu: str
+    cpu_count: int | None
+    recipe_hash: str
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -258,3 +280,35 @@ def pack_numbers(values: Sequence[float] | np.ndarray) -> str:
 def unpack_numbers(text: str) -> np.ndarray:
     """The values in a text of :func:`pack_numbers`, in double precision."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), '<f2').astype(float)
+
+
+def collect_provenance(config: Any) -> Provenance:
+    """The provenance of a run of ``config`` on this machine."""
+    return Provenance(
+        maelm_composer=__version__,
+        git_revision=_git_revision(),
+        python=platform.python_version(),
+        packages={name: importlib.metadata.version(name) for name in PACKAGES},
+        platform=platform.platform(),
+        cpu=_cpu_name(),
+        cpu_count=os.cpu_count(),
+        recipe_hash=hash_config(config),
+    )
+
+
+def _git_revision() -> str | None:
+    root = Path(__file__).resolve().parent.parent
+    if not (root / '.git').exists():
+        return None
+    command = ['git', '-C', str(root), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):  # not Linux
+        if name := re.search(r'^model name\s*:(.*)', Path('/proc/cpuinfo').read_text(encoding='utf-8'), re.MULTILINE):
+            return name[1].strip()
+    return platform.processor()

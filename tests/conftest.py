@@ -9,8 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from maelm_composer.masking.batch import Batch
-from maelm_composer.masking.collate import MaskingCollator
+from maelm_composer.masking.collate import Batch, MaskingCollator
 from tests.tiny import checkpoint, configure, task_folder
 
 __all__ = ['checkpoint', 'configure', 'task_folder']  # fixtures

@@ -21,8 +21,6 @@ STAGES = [
         'recipe',
         'records',
         'files',
-        'provenance',
-        'lock',
         'patches',
         'statistics',
         'cluster',
@@ -47,10 +45,9 @@ STAGES = [
     {'cli', 'train'},
 ]
 TORCHLESS = [
-    *('config', 'errors', 'recipe', 'files', 'provenance', 'records', 'stack', 'statistics', 'cluster'),
-    *('checkpoints.names', 'model.cost', 'training.plan', 'training.scaling', 'tasks.squad_metric'),
-    *('suite.steps', 'suite.cost', 'suite.plan', 'reporting.report', 'finetuning.identity'),
-    *('sweep.search', 'sweep.lease', 'sweep.report'),
+    *('config', 'errors', 'recipe', 'files', 'records', 'stack', 'statistics', 'cluster', 'checkpoints.names'),
+    *('model.cost', 'training.plan', 'training.scaling', 'tasks.metrics', 'suite.steps', 'suite.cost', 'suite.plan'),
+    *('reporting.report', 'finetuning.identity', 'sweep.search', 'sweep.lease', 'sweep.report'),
 ]
 # Importing Composer takes 3 to 9 seconds, in every process that reads shards, fine-tunes or ranks.
 COMPOSERLESS = [*TORCHLESS, 'data.dataset', 'finetuning.run', 'sweep.run', 'analysis.ranks']

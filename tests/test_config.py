@@ -134,7 +134,6 @@ def test_an_unknown_key_in_a_list_of_sources_is_named(write):
         ('training.loggers=tensorboard', 'training.loggers: must be a list, as in training.loggers=[...]'),
         ('nonsense=1', 'unknown key nonsense; there are run_name, save_folder, init_from, seed, data'),
         ('training.loggers=[foo]', "Invalid value 'foo', expected one of [tensorboard, wandb, mlflow]"),
-        ('training.loggers=wandb', 'training.loggers: '),
         ('model.hidden_size=null', "model.hidden_size: Incompatible value 'None'"),
         ('model.hidden_size={a: 1}', 'model.hidden_size: '),
         ('model.decoder=5', 'int is not a subclass of DecoderConfig'),

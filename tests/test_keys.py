@@ -10,6 +10,7 @@ from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.keys import KINDS, Key, format_markdown, list_keys
 from maelm_composer.recipe import to_plain
+from tests.test_recipes import flatten
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,13 +21,9 @@ def test_every_key_has_a_meaning(kind):
 
 
 def test_the_keys_are_those_that_a_recipe_takes():
-    def flatten(plain: dict, prefix: str = '') -> list[str]:
-        pairs = plain.items()
-        return [n for k, v in pairs for n in (flatten(v, f'{prefix}{k}.') if isinstance(v, dict) else [prefix + k])]
-
     config = PretrainingConfig(run_name='r', save_folder='s')
     config.data.remote = 'd'
-    assert [key.name for key in list_keys('pretraining')] == flatten(to_plain(config))
+    assert [key.name for key in list_keys('pretraining')] == list(flatten(to_plain(config)))
 
 
 def test_a_key_shows_its_values_default_and_meaning():

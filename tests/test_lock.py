@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from maelm_composer.errors import InputError
-from maelm_composer.lock import lock_folder
+from maelm_composer.files import lock_folder
 from maelm_composer.suite.run import run_suite
 from maelm_composer.suite.steps import load_suite
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from maelm_composer.lock import lock_folder
+from maelm_composer.files import lock_folder
 with lock_folder(Path(sys.argv[1]), 'run'):
     child = os.fork()  # as a loader forks its workers
     if child:

@@ -18,7 +18,7 @@ from bench.faults.jobs import JOBS, PRETRAINING, Job, copy_needs, describe_resul
 from bench.faults.sampling import Sample, measure, sampling
 from maelm_composer.checkpoints.names import METRICS, name_checkpoint
 from maelm_composer.config import CorpusConfig
-from maelm_composer.provenance import collect_provenance
+from maelm_composer.records import collect_provenance
 
 BATCH = PRETRAINING['training']['global_train_batch_size']
 

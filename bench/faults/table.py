@@ -9,7 +9,7 @@ from bench.faults.campaign import Campaign, assert_possible
 from bench.faults.faults import Fault, Kind, Outcome, draw
 from maelm_composer.config import CorpusConfig
 from maelm_composer.errors import InputError
-from maelm_composer.provenance import collect_provenance
+from maelm_composer.records import collect_provenance
 
 COLUMNS = [
     *('number', 'seed', 'git_revision', 'group', 'kind', 'job', 'at', 'target'),

@@ -22,9 +22,8 @@ from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
 from maelm_composer.precision import choose_in, tell
-from maelm_composer.provenance import collect_provenance
 from maelm_composer.recipe import to_plain
-from maelm_composer.records import LayerRanks, RankRecord, load_record, parse_rank, write_record
+from maelm_composer.records import LayerRanks, RankRecord, collect_provenance, load_record, parse_rank, write_record
 
 RANKS = 'ranks'
 

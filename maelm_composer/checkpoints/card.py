@@ -8,9 +8,8 @@ from typing import Any
 import yaml
 
 from maelm_composer.checkpoints.find import EncoderFolder, read_recipe
-from maelm_composer.checkpoints.names import MANIFEST
 from maelm_composer.checkpoints.pretrained import HUB_NAME, Pretrained
-from maelm_composer.data.manifest import Manifest, load_manifest
+from maelm_composer.data.manifest import MANIFEST, Manifest, load_manifest
 from maelm_composer.data.storage import is_s3, join, read_file
 from maelm_composer.recipe import to_plain
 from maelm_composer.records import FinetuningRecord, Pretraining, PretrainingRecord, parse_finetuning

@@ -13,23 +13,16 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from maelm_composer.checkpoints.names import (
-    CHECKPOINT_PREFIX,
-    FINETUNED,
-    HUGGING_FACE_CONFIG,
-    LATEST,
-    PROGRESS,
-    RECIPE,
-    RECORD,
-    TOKENIZER,
-    WEIGHTS,
-)
+from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, FINETUNED, LATEST, PROGRESS, RECIPE, RECORD, WEIGHTS
 from maelm_composer.config import ModelConfig, PretrainingConfig
+from maelm_composer.data.manifest import TOKENIZER
 from maelm_composer.data.storage import is_s3, join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, parse_json
 from maelm_composer.recipe import load_config
 from maelm_composer.records import Pretraining, parse_pretraining
+
+HUGGING_FACE_CONFIG = 'config.json'
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.checkpoints.find import find_encoder, read_recipe, read_weights
-from maelm_composer.checkpoints.pretrained import build, read_tokenizer, set_to_masked_text
-from maelm_composer.config import AttentionBackend
+from maelm_composer.checkpoints.pretrained import build, place_encoder, read_tokenizer, set_to_masked_text
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID
 from maelm_composer.device import find_device
 from maelm_composer.errors import InputError
-from maelm_composer.masking.batch import Batch
-from maelm_composer.masking.collate import MaskingCollator, build_collator
+from maelm_composer.masking.collate import Batch, MaskingCollator, build_collator
 from maelm_composer.model.decoder import take_padded
 from maelm_composer.model.maelm import MaskedLanguageModel
 
@@ -38,7 +36,6 @@ class MaskPredictor:
     tokenizer: PreTrainedTokenizerFast  # takes "[MASK]" in a text for the mask token
     collator: MaskingCollator  # of the run's recipe: what the encoder and the decoder read
     max_seq_len: int
-    device: torch.device
 
     @classmethod
     def from_checkpoint(cls, checkpoint: str) -> 'MaskPredictor':
@@ -55,10 +52,8 @@ class MaskPredictor:
         tokenizer = read_tokenizer(found, recipe.model)
         set_to_masked_text(tokenizer)
         model = build(MaskedLanguageModel, recipe.model, read_weights(found, '')[0], checkpoint)
-        device = find_device()
-        if device.type == 'cuda':  # not flex: FlexAttention would compile a kernel for each length of rows
-            model.select_attention(AttentionBackend.sdpa, device.type)
-        return cls(model.to(device), tokenizer, build_collator(recipe), recipe.model.max_seq_len, device)
+        model = place_encoder(model, find_device())
+        return cls(model, tokenizer, build_collator(recipe), recipe.model.max_seq_len)
 
     def encode(self, texts: Sequence[str]) -> Batch:
         """B texts -> a batch of rows ``[CLS] text [SEP]``, padded to the longest.
@@ -89,7 +84,7 @@ class MaskPredictor:
         The autoregressive decoder (Table 2) reads the token before each position: it predicts the [MASK]s from left to
         right, and reads its own most probable token where an earlier [MASK] was.
         """
-        batch = batch.to(self.device)
+        batch = batch.to(self.model.head.bias.device)
         is_mask = batch.labels == self.tokenizer.mask_token_id  # (B, N)
         is_wanted = take_padded(is_mask, batch.predicted_index)  # (B, M)
         logits = self.model(batch).logits[is_wanted]

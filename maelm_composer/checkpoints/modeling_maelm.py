@@ -9,14 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.mpnet.configuration_mpnet import MPNetConfig
-from transformers.models.mpnet.modeling_mpnet import (
-    MPNetEncoder,
-    MPNetForMaskedLM,
-    MPNetForQuestionAnswering,
-    MPNetForSequenceClassification,
-    MPNetModel,
-)
+from transformers import MPNetConfig
+from transformers.models.mpnet import modeling_mpnet
 
 
 class MaelmConfig(MPNetConfig):
@@ -51,12 +45,12 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
     raise ValueError(f'relative_attention_function {function!r} is neither t5 nor authors')
 
 
-class MaelmEncoder(MPNetEncoder):
+class MaelmEncoder(modeling_mpnet.MPNetEncoder):
     """MPNet's layers with the relative position bias that ``config`` describes."""
 
     def __init__(self, config: MaelmConfig) -> None:
         super().__init__(config)
-        if not hasattr(MPNetEncoder, 'compute_position_bias'):
+        if not hasattr(modeling_mpnet.MPNetEncoder, 'compute_position_bias'):
             raise RuntimeError('MPNetEncoder has no compute_position_bias in this release of transformers; use 4.57')
 
     def compute_position_bias(self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 0) -> Tensor:
@@ -72,7 +66,7 @@ class MaelmEncoder(MPNetEncoder):
         return self.relative_attention_bias(buckets).permute(2, 0, 1).expand(x.shape[0], -1, -1, -1)
 
 
-class MaelmModel(MPNetModel):
+class MaelmModel(modeling_mpnet.MPNetModel):
     config_class = MaelmConfig
 
     def __init__(self, config: MaelmConfig, add_pooling_layer: bool = True) -> None:
@@ -81,28 +75,21 @@ class MaelmModel(MPNetModel):
         self.post_init()
 
 
-class MaelmForMaskedLM(MPNetForMaskedLM):
+class _WithMaelmModel(modeling_mpnet.MPNetPreTrainedModel):
+    """A head of MPNet's, which comes next among the bases, on our encoder."""
+
     config_class = MaelmConfig
 
     def __init__(self, config: MaelmConfig) -> None:
         super().__init__(config)
-        self.mpnet = MaelmModel(config, add_pooling_layer=False)
+        self.mpnet: Any = MaelmModel(config, add_pooling_layer=False)
         self.post_init()
 
 
-class MaelmForSequenceClassification(MPNetForSequenceClassification):
-    config_class = MaelmConfig
-
-    def __init__(self, config: MaelmConfig) -> None:
-        super().__init__(config)
-        self.mpnet = MaelmModel(config, add_pooling_layer=False)
-        self.post_init()
+class MaelmForMaskedLM(_WithMaelmModel, modeling_mpnet.MPNetForMaskedLM): ...
 
 
-class MaelmForQuestionAnswering(MPNetForQuestionAnswering):
-    config_class = MaelmConfig
+class MaelmForSequenceClassification(_WithMaelmModel, modeling_mpnet.MPNetForSequenceClassification): ...
 
-    def __init__(self, config: MaelmConfig) -> None:
-        super().__init__(config)
-        self.mpnet = MaelmModel(config, add_pooling_layer=False)
-        self.post_init()
+
+class MaelmForQuestionAnswering(_WithMaelmModel, modeling_mpnet.MPNetForQuestionAnswering): ...

@@ -20,21 +20,15 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from maelm_composer.checkpoints import huggingface
 from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, read_model_config, read_recipe, read_weights
-from maelm_composer.checkpoints.huggingface import (
-    POOLER,
-    HuggingFaceEncoder,
-    explain_unsupported,
-    import_encoder,
-    position_offset,
-)
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig, MaelmModel
-from maelm_composer.checkpoints.names import TOKENIZER, TOKENIZER_FILE
 from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
-from maelm_composer.data.manifest import read_tokenizer_files
+from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, read_tokenizer_files
 from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError, first_line
 from maelm_composer.model.encoder import Encoder
+from maelm_composer.model.maelm import MaskedLanguageModel
 from maelm_composer.records import EncoderIdentity
 
 ENCODER = 'encoder.'
@@ -147,12 +141,12 @@ def build(
     return model.eval()
 
 
-def place_encoder(encoder: nn.Module, device: torch.device) -> nn.Module:
-    """Move the encoder to ``device``. Loading does not initialise CUDA; only this function may."""
-    if isinstance(encoder, Encoder) and device.type == 'cuda':
+def place_encoder(model: Module, device: torch.device) -> Module:
+    """Move an encoder, or a model with one, to ``device``. Loading does not initialise CUDA; only this function may."""
+    if isinstance(model, (Encoder, MaskedLanguageModel)) and device.type == 'cuda':
         # Not flex: FlexAttention would compile a kernel for each length of rows.
-        encoder.select_attention(AttentionBackend.sdpa, device.type)
-    return encoder.to(device)
+        model.select_attention(AttentionBackend.sdpa, device.type)
+    return model.to(device)
 
 
 def _load_huggingface(name: str, implementation: Implementation, dropout: float | None) -> Pretrained:
@@ -171,11 +165,11 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
             name, config=theirs, output_loading_info=True, torch_dtype=torch.float32, **NO_CODE
         )
         tokenizer = AutoTokenizer.from_pretrained(name, config=theirs, use_fast=True, **NO_CODE)
-    if missing := [key for key in info['missing_keys'] if not key.startswith(POOLER)]:
+    if missing := [key for key in info['missing_keys'] if not key.startswith(huggingface.POOLER)]:
         raise InputError(
             f'{name} lacks {len(missing)} weights of its {type(model).__name__}: {missing[0]} is the first'
         )
-    obstacle = explain_unsupported(theirs)
+    obstacle = huggingface.explain_unsupported(theirs)
     if implementation is Implementation.ours and obstacle is not None:
         raise InputError(f'{name} cannot be computed by our encoder: {obstacle}; set implementation to auto')
     if not tokenizer.is_fast:
@@ -184,14 +178,14 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         raise InputError(f'{name}: its tokenizer lacks a token that begins, separates or pads a sequence')
     if len(tokenizer) > theirs.vocab_size:
         raise InputError(f'{name} has {len(tokenizer)} tokens, its model only {theirs.vocab_size}')
-    weights = {key: value for key, value in model.state_dict().items() if not key.startswith(POOLER)}
+    weights = {key: value for key, value in model.state_dict().items() if not key.startswith(huggingface.POOLER)}
     config: ModelConfig | None = None
-    encoder: nn.Module = HuggingFaceEncoder(model)
+    encoder: nn.Module = huggingface.HuggingFaceEncoder(model)
     if obstacle is None and implementation is not Implementation.huggingface:
-        config, ours = import_encoder(theirs, weights)
+        config, ours = huggingface.import_encoder(theirs, weights)
         encoder = build(Encoder, config, ours, name)
     rows = getattr(theirs, 'max_position_embeddings', None) or tokenizer.model_max_length
-    max_seq_len = int(rows) - position_offset(theirs)
+    max_seq_len = int(rows) - huggingface.position_offset(theirs)
     digest = _hash_content(weights, architecture, tokenizer.backend_tokenizer.to_str())
     identity = _identify(name, digest, {}, is_ours=config is not None)
     tokenizer = _set_to_raw_text(tokenizer)

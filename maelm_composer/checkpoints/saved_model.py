@@ -16,9 +16,10 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor
 
-from maelm_composer.checkpoints.names import FINETUNED, TOKENIZER, WEIGHTS
+from maelm_composer.checkpoints.names import FINETUNED, WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained
 from maelm_composer.config import SpanConfig
+from maelm_composer.data.manifest import TOKENIZER
 from maelm_composer.data.tokenizer import write_tokenizer
 from maelm_composer.files import hash_file, write_bytes, write_json
 from maelm_composer.recipe import to_plain

@@ -126,9 +126,7 @@ def _read_parquet(path: str, column: str) -> Iterator[str]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if column not in names:
-                raise InputError(f'{path}: no column {column!r} (it has: {", ".join(names)}); set text_column')
+            _pick_text(dict.fromkeys(file.schema_arrow.names), column, path)  # refuses a file without the column
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 for row in batch.to_pylist():
                     yield _pick_text(row, column, path)

@@ -9,7 +9,7 @@ from maelm_composer.data import storage
 from maelm_composer.errors import InputError
 from maelm_composer.files import parse_json
 
-FILE_NAME = 'manifest.json'
+MANIFEST = 'manifest.json'
 ID_COUNTS = 'id_counts.json'
 TOKENIZER, TOKENIZER_FILE = 'tokenizer', 'tokenizer.json'  # a folder, and the vocabulary in it
 TOKENIZER_RECIPE = 'recipe.json'  # in that folder: hashes of its recipe and of its other files
@@ -47,7 +47,7 @@ def load_manifest(remote: str) -> Manifest:
     Raises:
         InputError: there are no shards, or another version of this package made them.
     """
-    where = storage.join(remote, FILE_NAME)
+    where = storage.join(remote, MANIFEST)
     content = storage.read_file(where)
     if content is None:
         raise InputError(f'no shards at {remote}: run `maelm shards RECIPE.yaml` first (yamls/data/)')
@@ -90,4 +90,4 @@ def read_tokenizer_files(folder: str) -> dict[str, bytes]:
 
 def save_manifest(remote: str, manifest: Manifest) -> None:
     """Write ``manifest.json`` in one atomic step."""
-    storage.write_json(storage.join(remote, FILE_NAME), dataclasses.asdict(manifest), indent=2)
+    storage.write_json(storage.join(remote, MANIFEST), dataclasses.asdict(manifest), indent=2)

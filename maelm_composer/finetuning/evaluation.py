@@ -14,9 +14,8 @@ from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.records import Evaluation
 from maelm_composer.tasks.catalogue import CLASSIFICATION, SPAN, Task
 from maelm_composer.tasks.examples import Inputs, encode
-from maelm_composer.tasks.metrics import compute_metrics, score_constant
+from maelm_composer.tasks.metrics import compute_metrics, score_constant, score_questions
 from maelm_composer.tasks.squad import predict_answers
-from maelm_composer.tasks.squad_metric import score_questions
 
 
 @dataclass(frozen=True)

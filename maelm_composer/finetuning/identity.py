@@ -6,9 +6,15 @@ from typing import Any
 
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.files import hash_json
-from maelm_composer.provenance import collect_provenance
 from maelm_composer.recipe import to_plain
-from maelm_composer.records import EncoderIdentity, FinetuningRecord, Point, load_record, parse_finetuning
+from maelm_composer.records import (
+    EncoderIdentity,
+    FinetuningRecord,
+    Point,
+    collect_provenance,
+    load_record,
+    parse_finetuning,
+)
 from maelm_composer.tasks.catalogue import GROUPS, SPAN, find_task
 
 PROTOCOL = (

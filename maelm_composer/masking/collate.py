@@ -1,20 +1,41 @@
-"""Masking rows of token ids, and splitting each row into the inputs of encoder and decoder."""
+"""The batch of pretraining: masking rows of token ids, and splitting each into the inputs of encoder and decoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from maelm_composer.config import DecoderAttention, EncoderMaskContent, MaskingConfig, PositionIds, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
-from maelm_composer.masking.batch import IGNORED_LABEL, Batch
 from maelm_composer.masking.draw import TOKEN_STREAM, count_masked, count_visible, draw_bits, draw_masked_positions
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+IGNORED_LABEL = -100
+
+
+class Batch(NamedTuple):
+    """B packed rows of N tokens, of which S are the encoder's input and M are predicted.
+
+    All batches of a recipe have the same S and M, so a compiled step never recompiles. Attention does not cross the
+    blocks of a packed row, and positions count from the start of a block, so each block is computed as if alone.
+    """
+
+    input_ids: Tensor  # (B, S) the encoder's input
+    position_ids: Tensor  # (B, S) the encoder's positions, absolute and for relative distances
+    visible_index: Tensor  # (B, S) the token's position in the row; N for an unused slot
+    segment_ids: Tensor  # (B, N) number of the block in the row, from 1; 0 is padding
+    original_position_ids: Tensor  # (B, N) position in the block, masked tokens included: the decoder's positions
+    resets: Tensor  # (B, N) True where the decoder's input is e_[MASK] although the encoder's input has this position
+    labels: Tensor  # (B, N) the original id at predicted positions, -100 elsewhere
+    predicted_index: Tensor  # (B, M) predicted positions, ascending; N for an unused slot
+
+    def to(self, device: str | torch.device) -> 'Batch':
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maelm_composer.config import ModelConfig
-from maelm_composer.masking.batch import Batch
+from maelm_composer.masking.collate import Batch
 from maelm_composer.model.kernels.embedding import embed
 from maelm_composer.model.kernels.filled_row import fill_row
 from maelm_composer.model.layer import take_rows

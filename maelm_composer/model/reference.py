@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maelm_composer.config import DecoderAttention, DecoderConfig, ModelConfig
-from maelm_composer.masking.batch import IGNORED_LABEL, Batch
+from maelm_composer.masking.collate import IGNORED_LABEL, Batch
 from maelm_composer.model.relative_position import bucket_distances
 
 

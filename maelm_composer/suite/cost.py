@@ -11,8 +11,7 @@ from maelm_composer.config import FinetuningConfig, ModelConfig, TaskDataConfig
 from maelm_composer.errors import InputError
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.precision import measure_speeds
-from maelm_composer.provenance import collect_provenance
-from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
+from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, collect_provenance
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.sweep.search import list_points, run_cost
 from maelm_composer.tasks.catalogue import Task

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
-from maelm_composer.checkpoints.names import RECORD, TOKENIZER
+from maelm_composer.checkpoints.names import RECORD
 from maelm_composer.config import FinetuningConfig, Precision, SourceKind
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.corpora import find_files
-from maelm_composer.data.manifest import FILE_NAME, TOKENIZER_RECIPE
+from maelm_composer.data.manifest import MANIFEST, TOKENIZER, TOKENIZER_RECIPE
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
@@ -189,7 +189,7 @@ class _Planner:
     def _plan_data(self, step: Step) -> Item:
         """Tokenizer and shards take CPU cores, no GPU. Downloads are not timed."""
         config, recipe = self.suite.load_corpus(), self.suite.settings.data[0]
-        file = FILE_NAME if step.kind is Kind.shards else f'{TOKENIZER}/{TOKENIZER_RECIPE}'
+        file = MANIFEST if step.kind is Kind.shards else f'{TOKENIZER}/{TOKENIZER_RECIPE}'
         done = int(read_file(join(config.remote, file)) is not None)
         seconds, basis = 0.0, 'the size of the text'
         for source in config.sources:

@@ -23,13 +23,12 @@ from maelm_composer.cluster import connect_ray
 from maelm_composer.config import CorpusConfig, Precision
 from maelm_composer.console import format_duration
 from maelm_composer.data.corpora import describe_source
-from maelm_composer.data.manifest import FILE_NAME
+from maelm_composer.data.manifest import MANIFEST
 from maelm_composer.data.shards import build_shards
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.files import write_text
-from maelm_composer.lock import lock_folder
+from maelm_composer.files import lock_folder, write_text
 from maelm_composer.precision import choose_in
 from maelm_composer.records import (
     AnyRecord,
@@ -162,7 +161,7 @@ def _are_shards_alone(corpus: CorpusConfig) -> bool:
         for source in corpus.sources:
             describe_source(source)
     except InputError:
-        return read_file(join(corpus.remote, FILE_NAME)) is not None
+        return read_file(join(corpus.remote, MANIFEST)) is not None
     return False
 
 

@@ -1,13 +1,22 @@
-"""Metrics of classification and regression as fractions, their influence functions, and scores of constant answers.
+"""Metrics as fractions: of classification and regression with their influence functions, and SQuAD 2.0's.
 
+SQuAD's exact match and F1 are those of the official evaluation (Rajpurkar et al., 2018). For the other metrics,
 torchmetrics is not used: its ratios are in single precision, and its Matthews correlation is not 0 for every constant
 prediction. scipy's correlations of a constant are NaN.
 """
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from scipy.stats import rankdata
 
 from maelm_composer.tasks.catalogue import SPAN, Task
+
+_ARTICLE = re.compile(r'\b(?:a|an|the)\b')
+_WITHOUT_PUNCTUATION = str.maketrans('', '', string.punctuation)  # ASCII only, as in the official script
 
 
 def compute_metrics(
@@ -74,3 +83,92 @@ def _sum_from(ranks: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def _correlate(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.corrcoef(first, second)[0, 1])
+
+
+def score_questions(
+    gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str], null_score_difference: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Mean scores over Q questions, as fractions, and the score of each question.
+
+    Args:
+        gold: question id -> its answers; empty if the question has no answer.
+        predictions: question id -> the text of the best non-null answer.
+        null_score_difference: question id -> score of "no answer" minus score of the text. The prediction is "no
+            answer" if the difference exceeds a threshold.
+
+    Returns:
+        A dictionary of means: ``exact`` and ``f1`` at threshold 0, the same over the questions with an answer
+        (``has_answer_exact``, ``has_answer_f1``) and without (``no_answer_exact``, ``no_answer_f1``) if there are any;
+        ``best_exact`` and ``best_f1`` at the threshold that is best for these questions, and that threshold
+        (``best_exact_threshold``, ``best_f1_threshold``).
+        A dictionary of the questions' scores, (Q,), for ``exact``, ``f1``, ``best_exact`` and ``best_f1``.
+    """
+    has_answer = np.array([bool(answers) for answers in gold.values()])
+    difference = np.array([null_score_difference[key] for key in gold], float)
+    has_text = np.array([bool(predictions[key]) for key in gold])
+    metrics: dict[str, float] = {}
+    each: dict[str, np.ndarray] = {}
+    for name, score in (('exact', score_exact), ('f1', score_f1)):
+        raw = np.array([_score_best(score, answers, predictions[key]) for key, answers in gold.items()], float)
+        decided = np.where(difference > 0, ~has_answer, raw)
+        metrics[name] = float(decided.mean())
+        for split, chosen in (('has_answer', has_answer), ('no_answer', ~has_answer)):
+            if chosen.any():
+                metrics[f'{split}_{name}'] = float(decided[chosen].mean())
+        threshold, is_answered = find_best_threshold(raw, difference, has_answer, has_text)
+        at_best = np.where(is_answered, np.where(has_answer, raw, ~has_text), ~has_answer)
+        metrics |= {f'best_{name}': float(at_best.mean()), f'best_{name}_threshold': threshold}
+        each |= {name: decided, f'best_{name}': at_best}
+    return metrics, each
+
+
+def normalize_answer(text: str) -> str:
+    """``text`` in lower case without ASCII punctuation and articles (a, an, the), words separated by one space."""
+    return ' '.join(_ARTICLE.sub(' ', text.lower().translate(_WITHOUT_PUNCTUATION)).split())
+
+
+def score_exact(answer: str, prediction: str) -> float:
+    """1 if both texts are equal after normalisation, else 0."""
+    return float(normalize_answer(answer) == normalize_answer(prediction))
+
+
+def score_f1(answer: str, prediction: str) -> float:
+    """F1 between the multisets of the two texts' normalised words."""
+    gold, predicted = normalize_answer(answer).split(), normalize_answer(prediction).split()
+    if not gold or not predicted:
+        return float(gold == predicted)
+    shared = (Counter(gold) & Counter(predicted)).total()
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(predicted), shared / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def find_best_threshold(
+    raw: np.ndarray, difference: np.ndarray, has_answer: np.ndarray, has_text: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """The lowest threshold on the null score difference with the best mean score.
+
+    As in the official script, questions of equal difference are answered one after another, in their order.
+
+    Args:
+        raw, difference: (Q,) score of each predicted text, and its null score difference.
+        has_answer, has_text: (Q,) whether each question has an answer, and whether its predicted text is not empty.
+
+    Returns:
+        The threshold, and (Q,) whether the text is the prediction at that threshold ("no answer" otherwise).
+    """
+    order = np.argsort(difference, kind='stable')
+    # At first every prediction is "no answer". Each text that replaces one gains its score, or loses the point of a
+    # question without an answer.
+    gains = np.where(has_answer, raw, -has_text.astype(float))[order]
+    scores = np.cumsum(np.concatenate([[float((~has_answer).sum())], gains]))
+    best = int(scores.argmax())
+    is_answered = np.zeros(len(raw), bool)
+    is_answered[order[:best]] = True
+    return 0.0 if best == 0 else float(difference[order[best - 1]]), is_answered
+
+
+def _score_best(score: Callable[[str, str], float], answers: Sequence[str], prediction: str) -> float:
+    """The best score against any of the answers; answers that normalise to nothing are ignored."""
+    return max(score(answer, prediction) for answer in [a for a in answers if normalize_answer(a)] or [''])

@@ -45,7 +45,7 @@ def build_windows(
         max_seq_len: the greatest length of a window in tokens, special tokens included.
         span: its ``max_query_length`` leaves room for the passage, see :func:`examples.fit_span`.
     """
-    special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
     texts: dict[str, Encoding] = {}
     for number, example in enumerate(track(examples, len(examples), 'tokenising', 'questions')):
         if number % TEXTS_AT_ONCE == 0:
@@ -57,7 +57,8 @@ def build_windows(
             if answer is None:
                 yield []
                 continue
-        yield _cut(question.ids, passage, answer, special_ids, max_seq_len, span, is_training)
+        head = [cls, *question.ids[: span.max_query_length], sep, sep]
+        yield _cut(head, passage, answer, max_seq_len, span.doc_stride, is_training)
 
 
 def tokenize_texts(texts: Sequence[str], tokenizer: Any) -> dict[str, Encoding]:
@@ -84,20 +85,13 @@ def _find_answer(example: SpanExample, offsets: list[tuple[int, int]]) -> tuple[
 
 
 def _cut(
-    question_ids: list[int],
-    passage: Encoding,
-    answer: tuple[int, int] | None,  # first and last token of the passage
-    special_ids: tuple[int, int],
-    max_seq_len: int,
-    span: SpanConfig,
-    is_training: bool,
+    head: list[int], passage: Encoding, answer: tuple[int, int] | None, max_seq_len: int, stride: int, is_training: bool
 ) -> list[Window]:
-    cls, sep = special_ids
-    head = [cls, *question_ids[: span.max_query_length], sep, sep]
+    """Windows that begin with ``head``, which ends with [SEP]; ``answer``: first and last token of the passage."""
     ids, offsets = passage.ids, passage.offsets
     budget, length = max_seq_len - len(head) - 1, len(ids)
     # PAPER-SILENT: in short windows, the stride is reduced to half of a window's passage tokens.
-    step = min(span.doc_stride, max(1, budget // 2))
+    step = min(stride, max(1, budget // 2))
     starts = range(0, max(1, length - budget + step), step)
     best = np.empty(0) if is_training else _find_best_context(starts, budget, length)
     windows = []
@@ -107,7 +101,7 @@ def _cut(
         if answer is not None and begin <= answer[0] and answer[1] < end:
             target = answer[0] + shift, answer[1] + shift
         is_best = (best[begin:end] == index).tolist()
-        windows.append(Window([*head, *ids[begin:end], sep], len(head), target, offsets[begin:end], is_best))
+        windows.append(Window([*head, *ids[begin:end], head[-1]], len(head), target, offsets[begin:end], is_best))
     return windows
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from maelm_composer.config import Precision
-from maelm_composer.masking.batch import IGNORED_LABEL, Batch
+from maelm_composer.masking.collate import IGNORED_LABEL, Batch
 from maelm_composer.model.layer import Layer
 
 

@@ -8,10 +8,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from maelm_composer.checkpoints.find import find_encoder, read_weights
-from maelm_composer.checkpoints.names import TOKENIZER, TOKENIZER_FILE
 from maelm_composer.checkpoints.pretrained import ENCODER, load_pretrained
 from maelm_composer.config import DecoderConfig, Implementation, ModelConfig, PretrainingConfig
-from maelm_composer.data.manifest import read_tokenizer_files
+from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, read_tokenizer_files
 from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import MaskedLanguageModel

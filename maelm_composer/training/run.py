@@ -27,14 +27,13 @@ from maelm_composer.device import (
     raise_file_limit,
 )
 from maelm_composer.errors import InputError
-from maelm_composer.lock import lock_folder
+from maelm_composer.files import lock_folder
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model
 from maelm_composer.patches import release_trainer, silence_warnings
 from maelm_composer.precision import Choice, choose
-from maelm_composer.provenance import collect_provenance
-from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining
+from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining, collect_provenance
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import (
     BatchSeed,

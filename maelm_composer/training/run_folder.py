@@ -7,18 +7,9 @@ from pathlib import Path
 from composer.utils import dist
 
 from maelm_composer.checkpoints.find import read_latest
-from maelm_composer.checkpoints.names import (
-    CHECKPOINT_PREFIX,
-    LATEST,
-    MANIFEST,
-    METRICS,
-    RECIPE,
-    RECORD,
-    TOKENIZER,
-    UNSENT,
-)
+from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST, METRICS, RECIPE, RECORD, UNSENT
 from maelm_composer.config import PretrainingConfig
-from maelm_composer.data.manifest import read_tokenizer_files
+from maelm_composer.data.manifest import MANIFEST, TOKENIZER, read_tokenizer_files
 from maelm_composer.data.storage import (
     OutageError,
     delete,

@@ -38,7 +38,7 @@ from tests.tiny import CHECKPOINT, MODEL, SAMPLES, write_run, write_tokenizer
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 V, N = 300, 260
 TEXTS = ['every good boy does fine ' * 9, 'all cows eat grass, and some eat hay ' * 9]
-LONG = ' '.join(TEXTS)  # beyond the farthest bucket
+LONG = ' '.join([*TEXTS, TEXTS[1]])  # beyond the farthest bucket, which starts at 240
 KINDS = {  # relative positions -> class; None: the class in the exported folder
     'roberta': ({'relative_position_buckets': 0}, RobertaModel),
     'mpnet': ({}, MPNetModel),
@@ -84,7 +84,7 @@ def encode(folder):
     """Two texts of different length through the exported tokenizer."""
     inputs = AutoTokenizer.from_pretrained(folder)([LONG, TEXTS[0]], padding=True, return_tensors='pt')
     mask = inputs['attention_mask']
-    assert inputs['input_ids'].shape[1] > 150
+    assert 241 < inputs['input_ids'].shape[1] <= N
     assert mask.sum(1)[0] > mask.sum(1)[1] + 20
     positions = torch.arange(mask.shape[1]).expand(2, -1)
     return inputs, (inputs['input_ids'], positions, mask)

@@ -12,14 +12,7 @@ from torch.testing import assert_close
 from maelm_composer import cli
 from maelm_composer.checkpoints.mask_predictor import MaskPredictor
 from maelm_composer.checkpoints.pretrained import load_pretrained
-from maelm_composer.config import (
-    DecoderAttention,
-    DecoderConfig,
-    EncoderMaskContent,
-    MaskingConfig,
-    PositionIds,
-    PretrainingConfig,
-)
+from maelm_composer.config import DecoderConfig, MaskingConfig, PretrainingConfig
 from maelm_composer.data.special_tokens import NUM_LEADING_SPECIALS
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.run import finetune
@@ -27,28 +20,11 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.decoder import take_padded
 from maelm_composer.model.maelm import build_model
 from tests.conftest import collate_rows, pack_row
+from tests.model.conftest import TABLE_2
 from tests.tiny import MODEL, SIZES, N, V, write_run, write_tokenizer
 
 MASK_ID = V - 1
 TEXTS = ['the boy [MASK] a house and walks to [MASK].', '[MASK] is it', 'his dog sees a [MASK] [MASK], calm (kind)']
-
-
-def decoder(**changes) -> dict:
-    return {'decoder': DecoderConfig(**SIZES | changes)}
-
-
-WITH_MASKS = MaskingConfig(encoder_mask_fraction=1.0)
-VARIANTS = {  # the model's keys, the masking's
-    'mae-lm': ({}, MaskingConfig()),
-    'roberta': ({'decoder': None}, WITH_MASKS),
-    'misaligned': ({}, MaskingConfig(position_ids=PositionIds.consecutive)),
-    'encoder_with_mask': ({}, WITH_MASKS),
-    'decoder_resets_masks': ({}, dataclasses.replace(WITH_MASKS, decoder_resets_masks=True)),
-    'random_tokens': ({}, dataclasses.replace(WITH_MASKS, encoder_mask_content=EncoderMaskContent.random_token)),
-    'narrow': (decoder(hidden_size=16), MaskingConfig()),
-    'cross': (decoder(attention=DecoderAttention.cross), MaskingConfig()),
-    'causal_cross': (decoder(attention=DecoderAttention.causal_cross), MaskingConfig()),
-}
 
 
 @pytest.fixture
@@ -56,8 +32,9 @@ def make(tmp_path):
     """``make('cross')``: the run's folder, and the model and the collator of its training."""
 
     def build(variant: str):
-        changes, masking = VARIANTS[variant]
-        config = dataclasses.replace(MODEL, initializer_range=0.3, **changes)
+        masking, changes, decoder = TABLE_2[variant]
+        masking, decoder = MaskingConfig(**masking), decoder if decoder is None else DecoderConfig(**SIZES | decoder)
+        config = dataclasses.replace(MODEL, initializer_range=0.3, decoder=decoder, **changes)
         model = build_model(config, seed=1).eval()
         model.head.bias.data[[*range(NUM_LEADING_SPECIALS), MASK_ID]] = -50  # no special token is ever predicted
         folder = write_run(tmp_path / variant, config, model.state_dict(), 'nowhere', masking)
@@ -67,7 +44,7 @@ def make(tmp_path):
     return build
 
 
-@pytest.mark.parametrize('variant', VARIANTS)
+@pytest.mark.parametrize('variant', TABLE_2)
 @torch.no_grad()
 def test_the_logits_are_those_of_training_at_the_same_masks(make, variant):
     """The rows of training have the predicted tokens at the masks: the autoregressive decoder reads them there."""
@@ -85,7 +62,7 @@ def test_the_logits_are_those_of_training_at_the_same_masks(make, variant):
     assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('variant', ['mae-lm', 'roberta', 'causal_cross'])
+@pytest.mark.parametrize('variant', ['mae_lm', 'encoder_with_masks_no_decoder', 'causal_cross'])
 def test_a_text_is_predicted_in_a_batch_as_alone(make, variant):
     predictor = MaskPredictor.from_checkpoint(make(variant)[0])
     together = predictor.predict(TEXTS, top_k=3)
@@ -102,7 +79,7 @@ def test_a_text_is_predicted_in_a_batch_as_alone(make, variant):
 
 
 def test_a_mask_takes_the_place_of_a_word_and_other_text_keeps_its_ids(make):
-    folder, _, _ = make('roberta')
+    folder, _, _ = make('encoder_with_masks_no_decoder')
     read, plain = MaskPredictor.from_checkpoint(folder).tokenizer, load_pretrained(folder).tokenizer
     for text in ('the boy, (his) dog.\n a b', ' is', '(', ''):
         assert read(text)['input_ids'] == plain(text)['input_ids']
@@ -112,7 +89,7 @@ def test_a_mask_takes_the_place_of_a_word_and_other_text_keeps_its_ids(make):
 
 
 def test_fill_prints_the_tokens_of_every_mask(make, monkeypatch, capsys):
-    folder, _, _ = make('mae-lm')
+    folder, _, _ = make('mae_lm')
     monkeypatch.setattr(sys, 'argv', ['maelm', 'fill', folder, *TEXTS, '--top-k', '2'])
     with pytest.raises(SystemExit) as caught:
         cli.main()
@@ -126,7 +103,7 @@ def test_fill_prints_the_tokens_of_every_mask(make, monkeypatch, capsys):
 
 
 def test_what_cannot_be_filled_is_one_line(make, configure, tmp_path):
-    predictor = MaskPredictor.from_checkpoint(make('mae-lm')[0])
+    predictor = MaskPredictor.from_checkpoint(make('mae_lm')[0])
     for texts, top_k, message in (
         ([], 5, 'no texts'),
         (['[MASK] is', 'the boy'], 5, "'the boy' has no [MASK]"),

@@ -5,10 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
-import boto3
 import pytest
 import torch
-from moto.server import ThreadedMotoServer
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import DistilBertConfig, DistilBertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
@@ -17,11 +15,15 @@ from maelm_composer.checkpoints.find import list_checkpoints
 from maelm_composer.checkpoints.huggingface import HuggingFaceEncoder
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import Implementation
+from maelm_composer.data.storage import upload, write_file
 from maelm_composer.errors import InputError
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import to_plain
+from tests.data.conftest import own_cache, s3
 from tests.tiny import CHECKPOINT, MODEL, SIZES, N, V, write_tokenizer
+
+__all__ = ['own_cache', 's3']  # fixtures
 
 TOKENS = torch.arange(4, 12)[None], torch.arange(8)[None], torch.ones(1, 8, dtype=torch.long)
 HF_SETTINGS = {'vocab_size': V, 'max_position_embeddings': N + 2, 'pad_token_id': 1, **SIZES}
@@ -110,29 +112,18 @@ def test_an_old_run_reads_with_the_tokenizer_of_its_data(run, tmp_path):
     assert len(load_pretrained(str(run)).tokenizer) == V
 
 
-def test_an_object_store(run, monkeypatch):
-    server = ThreadedMotoServer(port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv('S3_ENDPOINT_URL', f'http://{host}:{port}')
-    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'x')
-    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'x')
-    try:
-        client = boto3.client('s3', endpoint_url=f'http://{host}:{port}', region_name='us-east-1')
-        client.create_bucket(Bucket='bucket')
-        for path in sorted(p for p in run.rglob('*') if p.is_file() and run / 'latest' not in p.parents):
-            client.upload_file(str(path), 'bucket', f'runs/tiny/{path.relative_to(run)}')
-        client.put_object(Bucket='bucket', Key='runs/tiny/latest', Body=CHECKPOINT.encode())
-        for path in ('', '/latest', f'/{CHECKPOINT}'):
-            pretrained = load_pretrained(f's3://bucket/runs/tiny{path}')
-            assert_close(pretrained.encoder(*TOKENS), expected_states(), rtol=0, atol=0)
-            assert pretrained.identity.uri == f's3://bucket/runs/tiny/{CHECKPOINT}'
-            assert pretrained.identity.samples == 64
-            assert len(pretrained.tokenizer) == V
-        with pytest.raises(InputError, match='neither a run nor a checkpoint'):
-            load_pretrained('s3://bucket/runs/other')
-    finally:
-        server.stop()
+def test_an_object_store(run, s3):
+    for path in sorted(p for p in run.rglob('*') if p.is_file() and run / 'latest' not in p.parents):
+        upload(path, f's3://corpus/runs/tiny/{path.relative_to(run)}')
+    write_file('s3://corpus/runs/tiny/latest', CHECKPOINT.encode())
+    for path in ('', '/latest', f'/{CHECKPOINT}'):
+        pretrained = load_pretrained(f's3://corpus/runs/tiny{path}')
+        assert_close(pretrained.encoder(*TOKENS), expected_states(), rtol=0, atol=0)
+        assert pretrained.identity.uri == f's3://corpus/runs/tiny/{CHECKPOINT}'
+        assert pretrained.identity.samples == 64
+        assert len(pretrained.tokenizer) == V
+    with pytest.raises(InputError, match='neither a run nor a checkpoint'):
+        load_pretrained('s3://corpus/runs/other')
 
 
 def test_a_fine_tuned_model_gives_its_encoder(run, tmp_path):

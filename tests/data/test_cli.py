@@ -44,7 +44,7 @@ def test_tokenizer_then_shards(recipe_file, ray_here, monkeypatch, capfd):
         ('tokenizer', ['nowhere.yaml'], 'no such recipe: nowhere.yaml'),
         ('tokenizer', ['tokenizer.vocab_size=9000'], '*.txt: the text is too small for tokenizer.vocab_size 9000'),
         ('tokenizer', ['remote=/proc/nowhere'], '/proc/nowhere'),
-        ('shards', [], 'run `maelm tokenizer`'),
+        ('shards', [], 'remote/tokenizer: run `maelm tokenizer` with the same recipe first'),
         ('shards', ['remote=s3://nowhere/x'], 'there is no such bucket'),
         ('shards', ['remote=hdfs://nowhere/x'], 'only a local folder or s3://'),
     ],

@@ -163,15 +163,6 @@ def test_wide_vocabularies_get_wide_ids(recipe, tmp_path):
     assert shard['zip_data']['basename'] == '00007/shard.00000.mds.zstd'
 
 
-def test_no_tokenizer_and_no_validation_text_are_said(recipe, ray_here):
-    with pytest.raises(InputError, match=r'no tokenizer at .*: run `maelm tokenizer`'):
-        build_shards(recipe)
-    build_tokenizer(recipe)
-    recipe.validation_fraction = 1e-9
-    with pytest.raises(InputError, match='too little text for one validation row'):
-        build_shards(recipe)
-
-
 def test_shards_are_made_in_s3_as_in_a_folder(shards):
     local = read_files(shards.remote)
     shards.remote = 's3://corpus/some/prefix'

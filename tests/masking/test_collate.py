@@ -18,8 +18,7 @@ from maelm_composer.config import (
     PositionIds,
     PretrainingConfig,
 )
-from maelm_composer.masking.batch import Batch
-from maelm_composer.masking.collate import MaskingCollator, build_collator
+from maelm_composer.masking.collate import Batch, MaskingCollator, build_collator
 from maelm_composer.masking.draw import count_visible
 
 V = 60

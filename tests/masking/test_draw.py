@@ -56,17 +56,6 @@ def test_random_rounding_keeps_the_positions_and_only_changes_their_number():
     np.testing.assert_array_equal(positions, draw(is_maskable)[0])
 
 
-@given(order=st.permutations(range(9)), size=st.integers(1, 9), seed=st.integers(0, 2**64 - 1))
-def test_a_row_is_drawn_alike_in_every_batch(order, size, seed):
-    is_maskable = np.random.default_rng(1).random((9, 40)) < 0.8
-    epochs = np.arange(9) % 3
-    whole, counts = draw(is_maskable, epochs=epochs, seed=seed, rounds_at_random=True)
-    chosen = np.array(order[:size])
-    part, part_counts = draw(is_maskable[chosen], chosen, epochs[chosen], seed, rounds_at_random=True)
-    np.testing.assert_array_equal(part, whole[chosen])
-    np.testing.assert_array_equal(part_counts, counts[chosen])
-
-
 def test_seeds_epochs_and_rows_all_draw_differently():
     drawn = set()
     for seed, epoch in itertools.product(range(5), range(5)):

@@ -14,8 +14,7 @@ from maelm_composer.config import (
     ModelConfig,
     PositionIds,
 )
-from maelm_composer.masking.batch import Batch
-from maelm_composer.masking.collate import MaskingCollator
+from maelm_composer.masking.collate import Batch, MaskingCollator
 
 N, V = 48, 60
 

@@ -6,7 +6,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing import assert_close
 
 from maelm_composer.config import AttentionBackend, DecoderAttention
-from maelm_composer.masking.batch import Batch
+from maelm_composer.masking.collate import Batch
 from maelm_composer.model.kernels.attention import attend, choose_backend
 from maelm_composer.model.kernels.flex import build_flex_bias
 from maelm_composer.model.layer import recompute_layers

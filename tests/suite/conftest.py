@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from maelm_composer.config import Precision, SuiteConfig
-from maelm_composer.provenance import collect_provenance
+from maelm_composer.records import collect_provenance
 from maelm_composer.suite.steps import Suite, load_suite
 from tests.records import make_pretraining
 

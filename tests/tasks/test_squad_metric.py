@@ -17,7 +17,7 @@ import pytest
 import transformers
 from torchmetrics.functional.text import squad
 
-from maelm_composer.tasks.squad_metric import (
+from maelm_composer.tasks.metrics import (
     find_best_threshold,
     normalize_answer,
     score_exact,
@@ -47,11 +47,6 @@ NORMALIZED = [
 
 def evaluate(*of_questions):
     return score_questions(*of_questions)[0]
-
-
-@pytest.mark.parametrize('text, normalized', NORMALIZED)
-def test_normalisation(text, normalized):
-    assert normalize_answer(text) == normalized
 
 
 @pytest.mark.parametrize(
@@ -182,7 +177,8 @@ def assert_equal_scores(ours, theirs):
 def test_recorded_scores_of_the_official_rules():
     if official is not None:
         assert record(official) == {name: GOLDEN[name] for name in ('normalized', 'pairs', 'sets')}
-    assert [normalize_answer(text) for text, _ in NORMALIZED] == GOLDEN['normalized']
+    by_hand = [normalized for _, normalized in NORMALIZED]
+    assert [normalize_answer(text) for text, _ in NORMALIZED] == by_hand == GOLDEN['normalized']
     assert len(GOLDEN['pairs']) > 300
     assert len({f1 for *_, f1 in GOLDEN['pairs']}) > 5  # not all right or wrong
     for answer, prediction, exact, f1 in GOLDEN['pairs']:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from maelm_composer.cli import runs as compare_runs
 from maelm_composer.errors import InputError
-from maelm_composer.lock import lock_folder
+from maelm_composer.files import lock_folder
 from maelm_composer.records import load_record, parse_pretraining
 from maelm_composer.training.ending import STOP_SIGNALS, StopSignals, end_before_training, follow_trainer
 from maelm_composer.training.ranks import RankWatch
