@@ -60,9 +60,9 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def ray_here(s3: str) -> Iterator[None]:
-    """One local Ray for the session, as starting it takes seconds; its workers inherit where S3 is."""
+    """One local Ray for a file of tests, as starting it takes seconds; its workers inherit where S3 is."""
     with connect_ray(num_cpus=2):
         yield
 
