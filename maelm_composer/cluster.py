@@ -18,6 +18,7 @@ from maelm_composer.errors import InputError
 SECONDS_TO_ANSWER = 10
 # Ray's processes without which its calls wait for up to a minute, or forever. A raylet ends with its agents.
 SERVERS, AGENTS = {'raylet', 'gcs_server'}, ('ray::DashboardAgent', 'ray::RuntimeEnvAgent', 'agent.py', 'agent/main.py')
+UNSTARTED = 'timed out during startup', 'Failed to start GCS'  # Ray's words where a server of its own does not answer
 DEAD = 'a server process of Ray has died, most likely because memory ran out: the same command goes on'
 
 
@@ -122,9 +123,12 @@ def _init_ray(num_cpus: int | None) -> None:
             return
         except Exception as error:  # Ray raises no narrower class
             ray.shutdown()
-            if 'timed out during startup' not in str(error):
+            if not any(words in str(error) for words in UNSTARTED):
                 raise
-    raise InputError('Ray did not start within 30 s, twice: other processes keep this machine busy; try again')
+    raise InputError(
+        'Ray did not start within 30 s, twice: other processes keep this machine busy, or its logs cannot be written '
+        '(a full disk, ulimit -f); try again'
+    )
 
 
 def _assert_answers(address: str) -> None:

@@ -26,12 +26,19 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch, scheme):
     assert '\n' not in str(told.value)
 
 
-def test_a_machine_that_is_too_busy_for_ray_is_told_after_a_second_try(monkeypatch):
+@pytest.mark.parametrize(
+    'error',
+    [
+        Exception('The current node timed out during startup. This could happen because'),
+        RuntimeError('Failed to start GCS.  Last 0 lines of error files:\n'),  # its log cannot be written (ulimit -f 2)
+    ],
+)
+def test_a_machine_on_which_ray_cannot_start_is_told_after_a_second_try(monkeypatch, error):
     tries = []
 
     def time_out(**options: object) -> None:
         tries.append(options)
-        raise Exception('The current node timed out during startup. This could happen because')
+        raise error
 
     monkeypatch.delenv('RAY_ADDRESS', raising=False)
     monkeypatch.setattr(ray, 'init', time_out)
