@@ -1,9 +1,11 @@
 """Which Ray a command joins."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import ray
@@ -67,6 +69,22 @@ with connect_ray(num_cpus=1):
     assert ended.returncode == 128 + signal.SIGTERM
     assert ended.stdout.split() == ['True', 'released']
     assert 'SIGTERM' not in ended.stderr
+
+
+def test_a_ctrl_c_that_a_call_of_ray_makes_an_exit_of_stays_a_ctrl_c(monkeypatch):
+    monkeypatch.delenv('RAY_ADDRESS', raising=False)
+    handler = signal.getsignal(signal.SIGINT)
+
+    def call() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            raise SystemExit(1) from None
+
+    with pytest.raises(KeyboardInterrupt), connect_ray(num_cpus=1):
+        call()
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 @pytest.mark.parametrize('server', ['raylet', 'gcs_server', 'RuntimeEnvAgent'])
