@@ -18,6 +18,7 @@ from maelm_composer.errors import InputError
 SECONDS_TO_ANSWER = 10
 # Ray's processes without which its calls wait for up to a minute, or forever. A raylet ends with its agents.
 SERVERS, AGENTS = {'raylet', 'gcs_server'}, ('ray::DashboardAgent', 'ray::RuntimeEnvAgent', 'agent.py', 'agent/main.py')
+UNSTARTED = 'timed out during startup', 'Failed to start GCS'  # Ray's words where a server of its own does not answer
 DEAD = 'a server process of Ray has died, most likely because memory ran out: the same command goes on'
 
 
@@ -25,8 +26,9 @@ DEAD = 'a server process of Ray has died, most likely because memory ran out: th
 def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
     """Connect this process to Ray, without Ray's log output, while the body runs. An open connection is left as it is.
 
-    A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15. A Ray on this
-    machine may use ``num_cpus`` CPUs; None: every core that this process may use.
+    A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15. Ctrl-C is a
+    KeyboardInterrupt, also where a call of Ray has made a SystemExit of it. A Ray on this machine may use ``num_cpus``
+    CPUs; None: every core that this process may use.
 
     Raises:
         InputError: no cluster answers at ``RAY_ADDRESS``, or this machine is too busy to start Ray.
@@ -38,19 +40,25 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         return
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # sends no usage statistics
     os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')  # Ray's future default; Ray warns if it is not set
-    before, received = signal.getsignal(signal.SIGTERM), []
+    before, interrupt, received = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), []
 
     def stop(number: int, frame: object) -> None:
         received.append(number)
+        if number == signal.SIGINT and callable(interrupt):
+            interrupt(number, None)
         raise SystemExit(128 + number)
 
     is_main = threading.current_thread() is threading.main_thread()  # only there Ray sets a handler, or anyone may
     try:
+        if is_main and callable(interrupt):  # not ignored, as in the background of a shell
+            signal.signal(signal.SIGINT, stop)
         _init_ray(num_cpus)
         if is_main:
             signal.signal(signal.SIGTERM, stop)
         yield
     except SystemExit as ending:
+        if received[-1:] == [signal.SIGINT]:
+            raise KeyboardInterrupt from None
         # Ray's own handler ends with 15 while Ray starts, and Ray's calls turn every SystemExit into one of code 1.
         if received or ending.code == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM) from None
@@ -59,6 +67,7 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         ray.shutdown()
         if is_main:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+            signal.signal(signal.SIGINT, interrupt or signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -122,9 +131,12 @@ def _init_ray(num_cpus: int | None) -> None:
             return
         except Exception as error:  # Ray raises no narrower class
             ray.shutdown()
-            if 'timed out during startup' not in str(error):
+            if not any(words in str(error) for words in UNSTARTED):
                 raise
-    raise InputError('Ray did not start within 30 s, twice: other processes keep this machine busy; try again')
+    raise InputError(
+        'Ray did not start within 30 s, twice: other processes keep this machine busy, or its logs cannot be written '
+        '(a full disk, ulimit -f); try again'
+    )
 
 
 def _assert_answers(address: str) -> None:

@@ -1,9 +1,11 @@
 """Which Ray a command joins."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import ray
@@ -26,12 +28,19 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch, scheme):
     assert '\n' not in str(told.value)
 
 
-def test_a_machine_that_is_too_busy_for_ray_is_told_after_a_second_try(monkeypatch):
+@pytest.mark.parametrize(
+    'error',
+    [
+        Exception('The current node timed out during startup. This could happen because'),
+        RuntimeError('Failed to start GCS.  Last 0 lines of error files:\n'),  # its log cannot be written (ulimit -f 2)
+    ],
+)
+def test_a_machine_on_which_ray_cannot_start_is_told_after_a_second_try(monkeypatch, error):
     tries = []
 
     def time_out(**options: object) -> None:
         tries.append(options)
-        raise Exception('The current node timed out during startup. This could happen because')
+        raise error
 
     monkeypatch.delenv('RAY_ADDRESS', raising=False)
     monkeypatch.setattr(ray, 'init', time_out)
@@ -60,6 +69,22 @@ with connect_ray(num_cpus=1):
     assert ended.returncode == 128 + signal.SIGTERM
     assert ended.stdout.split() == ['True', 'released']
     assert 'SIGTERM' not in ended.stderr
+
+
+def test_a_ctrl_c_that_a_call_of_ray_makes_an_exit_of_stays_a_ctrl_c(monkeypatch):
+    monkeypatch.delenv('RAY_ADDRESS', raising=False)
+    handler = signal.getsignal(signal.SIGINT)
+
+    def call() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            raise SystemExit(1) from None
+
+    with pytest.raises(KeyboardInterrupt), connect_ray(num_cpus=1):
+        call()
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 @pytest.mark.parametrize('server', ['raylet', 'gcs_server', 'RuntimeEnvAgent'])
