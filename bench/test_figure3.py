@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Role, columns_of
-from maelm_composer.suite.steps import Suite, list_checkpoints
+from maelm_composer.suite.steps import Suite, list_saved_samples
 
 
 def test_figure3(make: Callable, suite: Suite) -> None:
     rows = make('figure3')
     column = columns_of(suite.scale, Role.mnli)[0].name
-    checkpoints = list_checkpoints(suite.load_pretraining(MAE_LM))
+    checkpoints = list_saved_samples(suite.load_pretraining(MAE_LM))
     for name in (column, 'hours', 'flops'):
         points = [row for row in rows if (row['row'], row['column']) == (MAE_LM.label, name)]
         assert [int(row['x']) for row in points] == checkpoints

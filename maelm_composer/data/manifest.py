@@ -90,4 +90,4 @@ def read_tokenizer_files(folder: str) -> dict[str, bytes]:
 
 def save_manifest(remote: str, manifest: Manifest) -> None:
     """Write ``manifest.json`` in one atomic step."""
-    storage.write_json(storage.join(remote, MANIFEST), dataclasses.asdict(manifest), indent=2)
+    storage.write_json_file(storage.join(remote, MANIFEST), dataclasses.asdict(manifest), indent=2)

@@ -71,8 +71,8 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
                 f'add text, or change validation_fraction {config.validation_fraction}'
             )
         shards = [shard for record in records for shard in record[split]['shards']]
-        storage.write_json(storage.join(config.remote, split, 'index.json'), {'version': 2, 'shards': shards})
-    storage.write_json(storage.join(config.remote, ID_COUNTS), {'train': counts['train'].tolist()})
+        storage.write_json_file(storage.join(config.remote, split, 'index.json'), {'version': 2, 'shards': shards})
+    storage.write_json_file(storage.join(config.remote, ID_COUNTS), {'train': counts['train'].tolist()})
     manifest = Manifest(
         vocab_size=config.tokenizer.vocab_size,
         max_seq_len=config.max_seq_len,
@@ -206,7 +206,7 @@ def _run_task(documents: list[str], shared: tuple[str, CorpusConfig, str], task:
             if folder.exists():
                 storage.write_folder(storage.join(config.remote, split, f'{task:05}'), folder)
     record |= {'recipe_hash': recipe_hash, 'text_hash': text_hash}
-    storage.write_json(storage.join(config.remote, 'parts', f'{task:05}.json'), record)
+    storage.write_json_file(storage.join(config.remote, 'parts', f'{task:05}.json'), record)
     return record
 
 

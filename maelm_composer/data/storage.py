@@ -144,7 +144,7 @@ def write_file(url: str, content: bytes) -> None:
     write_bytes(Path(url), content)
 
 
-def write_json(url: str, plain: dict[str, Any], indent: int | None = None) -> None:
+def write_json_file(url: str, plain: dict[str, Any], indent: int | None = None) -> None:
     """Write ``plain`` with its checksum, as :func:`write_file` does."""
     write_file(url, format_json(plain, indent).encode())
 

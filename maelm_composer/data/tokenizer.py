@@ -54,7 +54,7 @@ def build_tokenizer(config: CorpusConfig) -> bool:
         storage.write_folder(folder, Path(scratch))
         hashes = {path.name: hash_file(path) for path in sorted(Path(scratch).iterdir())}
     # Written last, so that an interrupted upload is not mistaken for a tokenizer.
-    storage.write_json(storage.join(folder, TOKENIZER_RECIPE), {'recipe_hash': recipe, 'hashes': hashes}, indent=2)
+    storage.write_json_file(storage.join(folder, TOKENIZER_RECIPE), {'recipe_hash': recipe, 'hashes': hashes}, indent=2)
     return True
 
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from maelm_composer.config import AttentionBackend, DecoderAttention, DecoderConfig, ModelConfig
 from maelm_composer.model.attention import Attention, Bias
-from maelm_composer.model.kernels.attention import choose_backend, store
+from maelm_composer.model.kernels.attention import choose_backend, materialize
 from maelm_composer.model.kernels.embedding import embed
 from maelm_composer.model.kernels.flex import build_flex_bias
 from maelm_composer.model.layer import Layer
@@ -111,4 +111,4 @@ def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative:
     device = bias.device.type
     if torch.is_autocast_enabled(device):
         bias = bias.to(torch.get_autocast_dtype(device))
-    return store(bias.masked_fill(is_other, float('-inf')))
+    return materialize(bias.masked_fill(is_other, float('-inf')))

@@ -20,7 +20,7 @@ from maelm_composer.records import Finetuning, load_folder, load_record, parse_f
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.reporting.evidence import Evidence, read_evidence
 from maelm_composer.suite.cost import Device, count_finetuning_flops, count_rank_flops, describe_device
-from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_checkpoints, list_steps, load_suite
+from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_saved_samples, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
 from maelm_composer.tasks.catalogue import Task, find_task
 from maelm_composer.training.plan import count_training_flops
@@ -215,7 +215,7 @@ class _Planner:
             basis = f'measured speed, {median(speeds):.1e} FLOP/s'
         record = load_record(path, parse_pretraining) if path.exists() else None
         done = int(record is not None and record.status == 'finished' and is_run_of(record, config))
-        disk = len(list_checkpoints(config)) * STATE_BYTES * sum(count_parameters(config.model).values())
+        disk = len(list_saved_samples(config)) * STATE_BYTES * sum(count_parameters(config.model).values())
         name = f'pretraining {config.run_name}'
         return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, self.device.count, disk)
 

@@ -179,7 +179,7 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
     """
     steps: dict[Step, dict[str, None]] = {}  # step without its tasks -> these, in order
     for demand in _list_demands(suite, artefacts):
-        model, checkpoints = demand.model, list_checkpoints(suite.load_pretraining(demand.model))
+        model, checkpoints = demand.model, list_saved_samples(suite.load_pretraining(demand.model))
         tasks = [*tasks_of(suite.scale, demand.roles), *(suite.own_tasks if demand.own_tasks else ())]
         finetuned = checkpoints if demand.every_checkpoint else checkpoints[-1:]
         steps.setdefault(Step(Kind.pretraining, model), {})
@@ -204,7 +204,7 @@ def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:
     return [demand for seed in sorted(seeded, key=lambda seed: seed or 0) for demand in seeded[seed]]
 
 
-def list_checkpoints(config: PretrainingConfig) -> list[int]:
+def list_saved_samples(config: PretrainingConfig) -> list[int]:
     """Samples at which the run saves a checkpoint: at the first batch end at or after each interval, and at the end."""
     batch, interval = config.training.global_train_batch_size, config.training.checkpoint_interval_samples
     total = math.ceil(config.training.max_samples / batch) * batch

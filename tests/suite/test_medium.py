@@ -23,7 +23,7 @@ from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, find_artefact
 from maelm_composer.reporting.evidence import read_csv
 from maelm_composer.suite.cost import PEAKS, describe_device
 from maelm_composer.suite.plan import plan_suite
-from maelm_composer.suite.steps import Kind, list_checkpoints, load_suite
+from maelm_composer.suite.steps import Kind, list_saved_samples, load_suite
 from maelm_composer.tasks.catalogue import TASKS
 from maelm_composer.training.plan import count_training_flops
 from maelm_composer.training.run import pretrain
@@ -50,7 +50,7 @@ def test_a_model_takes_ten_minutes_of_a_gpu_at_35_percent_of_its_peak(gpu, model
     steps = config.training.max_samples / config.training.global_train_batch_size
     assert config.optimizer.warmup_samples / config.training.max_samples == 0.1
     assert 5000 < steps < 10_000
-    assert len(list_checkpoints(config)) == 4
+    assert len(list_saved_samples(config)) == 4
 
 
 def test_the_plan_of_the_scale_is_that_of_its_flops(tmp_path, monkeypatch):

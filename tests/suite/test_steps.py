@@ -11,7 +11,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, OWN, ROBERTA, RUNGS, find_artefact
 from maelm_composer.suite import steps
-from maelm_composer.suite.steps import Kind, choose_artefacts, list_checkpoints, list_steps, load_suite
+from maelm_composer.suite.steps import Kind, choose_artefacts, list_saved_samples, list_steps, load_suite
 from maelm_composer.training.plan import count_training_flops
 
 SCALES = ('demo', 'small', 'medium', 'base', 'base_pp', 'large_pp')
@@ -104,7 +104,7 @@ def test_checkpoints_are_where_training_saves(batch, interval, samples):
         before, seen = seen, seen + batch
         if seen >= samples or seen // interval > before // interval:
             wanted.append(seen)
-    assert list_checkpoints(config) == wanted
+    assert list_saved_samples(config) == wanted
 
 
 @pytest.mark.parametrize('scale', SCALES)

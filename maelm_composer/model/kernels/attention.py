@@ -105,17 +105,17 @@ class _CompiledAttention(torch.autograd.Function):
         return of_query, of_key, torch.bmm(weights.transpose(1, 2), gradient), of_scores
 
 
-def store(values: Tensor) -> Tensor:
-    """As :func:`plain_store`, but a compiled model computes the tensor once, not anew in every layer that reads it."""
-    return _Stored.apply(values) if torch.compiler.is_compiling() else values
+def materialize(values: Tensor) -> Tensor:
+    """:func:`plain_materialize`; a compiled model computes the tensor once, not anew in every layer that reads it."""
+    return _Materialize.apply(values) if torch.compiler.is_compiling() else values
 
 
-def plain_store(values: Tensor) -> Tensor:
+def plain_materialize(values: Tensor) -> Tensor:
     """The same tensor."""
     return values
 
 
-class _Stored(torch.autograd.Function):
+class _Materialize(torch.autograd.Function):
     """The compiler does not fuse across ``as_strided``."""
 
     @staticmethod
