@@ -10,6 +10,9 @@ from pathlib import PurePosixPath
 
 from maelm_composer.tasks.catalogue import GLUE
 
+# Scale -> the name of its runs, where they are another suite's: `small` is the ladder's top rung that has been trained.
+RUN_NAMES = {'small': 'ladder-1e14'}
+
 
 class Role(Enum):
     """The purpose of a fine-tuning task; :func:`columns_of` gives the tasks of a role at a scale."""
@@ -35,9 +38,9 @@ class Model:
         return [PurePosixPath(path).stem for path in self.overlays]
 
     def run_name(self, scale: str) -> str:
-        """The name that :func:`maelm_composer.recipe.load_config` gives the run, followed by ``seed`` if set."""
+        """The scale, or its name in :data:`RUN_NAMES`, then the overlays and, if set, ``seed``."""
         seed = [] if self.seed is None else [f's{self.seed}']
-        return '-'.join([scale, *self.overlay_names, *seed])
+        return '-'.join([RUN_NAMES.get(scale, scale), *self.overlay_names, *seed])
 
 
 @dataclass(frozen=True)

@@ -95,11 +95,11 @@ class Archive:
 
 @pytest.fixture
 def archive(tmp_path: Path):
-    return lambda scale='small': Archive(tmp_path / 'results', scale)
+    return lambda scale='medium': Archive(tmp_path / 'results', scale)
 
 
 @pytest.fixture
 def full(archive) -> Archive:
-    made = archive('small')
+    made = archive('medium')
     made.add_everything()
     return made

@@ -31,10 +31,10 @@ PAPER = ROOT / 'results' / 'paper'
 MODELS = list(dict.fromkeys(demand.model for artefact in (*ARTEFACTS, LADDER) for demand in artefact.demands))
 
 
-@pytest.mark.parametrize('model', MODELS, ids=lambda model: model.run_name('small'))
+@pytest.mark.parametrize('model', MODELS, ids=lambda model: model.run_name('medium'))
 def test_a_model_is_a_recipe_that_loads_under_the_name_of_its_run(model):
-    paths = [str(ROOT / path) for path in ('yamls/small.yaml', *model.overlays)]
-    assert load_config(PretrainingConfig, paths).run_name == model.run_name('small')
+    paths = [str(ROOT / path) for path in ('yamls/medium.yaml', *model.overlays)]
+    assert load_config(PretrainingConfig, paths).run_name == model.run_name('medium')
 
 
 def test_every_ablation_and_its_published_number_are_there():
@@ -56,10 +56,10 @@ def test_a_point_of_figure_4_is_the_recipe_of_its_delta(delta, model):
 
 
 def test_artefacts_share_their_runs():
-    runs = {a.name: {d.model.run_name('small') for d in a.demands} for a in ARTEFACTS}
-    assert runs['table1'] == {'small', 'small-roberta'}
+    runs = {a.name: {d.model.run_name('medium') for d in a.demands} for a in ARTEFACTS}
+    assert runs['table1'] == {'medium', 'medium-roberta'}
     assert runs['table1'] < runs['table2']
-    assert runs['figure4'] & runs['table2'] == {'small', 'small-encoder_with_mask'}
+    assert runs['figure4'] & runs['table2'] == {'medium', 'medium-encoder_with_mask'}
     assert {*runs, LADDER.name, OWN.name} == set(BUILDERS)
 
 

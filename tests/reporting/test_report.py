@@ -31,7 +31,7 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 from maelm_composer.reporting.report import report
-report('small', Path(sys.argv[1]))
+report('medium', Path(sys.argv[1]))
 """
 
 
@@ -43,17 +43,17 @@ def hash_files(folder):
 @pytest.fixture(scope='module')
 def page(tmp_path_factory):
     """The page of a full archive."""
-    made = Archive(tmp_path_factory.mktemp('results'), 'small')
+    made = Archive(tmp_path_factory.mktemp('results'), 'medium')
     made.add_everything()
-    return report('small', made.results)[0]
+    return report('medium', made.results)[0]
 
 
 def test_made_again_in_another_process_without_torch_it_is_the_same_to_the_byte(page):
     results = page.parent.parent
     before = hash_files(results)
-    expected = {f'small/{a.name}.csv' for a in ARTEFACTS}
-    expected |= {f'small/{name}.{suffix}' for name in DRAWINGS.keys() - {LADDER.name} for suffix in ('png', 'svg')}
-    assert expected | {'small/report.html'} <= set(before)
+    expected = {f'medium/{a.name}.csv' for a in ARTEFACTS}
+    expected |= {f'medium/{name}.{suffix}' for name in DRAWINGS.keys() - {LADDER.name} for suffix in ('png', 'svg')}
+    assert expected | {'medium/report.html'} <= set(before)
     with (page.parent / 'table1.csv').open() as file:
         assert next(csv.reader(file)) == HEADER
     command = [sys.executable, '-c', WITHOUT_TORCH, str(results)]
@@ -62,7 +62,7 @@ def test_made_again_in_another_process_without_torch_it_is_the_same_to_the_byte(
     assert hash_files(results) == before
 
 
-@pytest.mark.parametrize('scale', ['small', 'ladder'])
+@pytest.mark.parametrize('scale', ['ladder'])
 def test_the_committed_results_are_what_their_records_say(tmp_path, scale):
     committed = Path(__file__).resolve().parents[2] / 'results'
     shutil.copytree(committed / scale, tmp_path / scale, ignore=shutil.ignore_patterns('search'))
@@ -73,18 +73,18 @@ def test_the_committed_results_are_what_their_records_say(tmp_path, scale):
 
 
 def test_own_tasks_have_a_table_as_long_as_they_have_records(full):
-    write_tables(full.results / 'small', load_evidence(full.results / 'small', 'small'))
-    before = hash_files(full.results / 'small')
+    write_tables(full.results / 'medium', load_evidence(full.results / 'medium', 'medium'))
+    before = hash_files(full.results / 'medium')
     declaration = {'kind': 'classification', 'metrics': ['f1', 'accuracy']}
     own = {'baseline': 0.4, 'protocol': {'source': 'files', 'declaration': declaration}}
     for nth, pretraining_seed in enumerate(PRETRAINING_SEEDS):
-        for run, score in (('small', 0.70), ('small-roberta', 0.60 + nth / 1000)):
+        for run, score in (('medium', 0.70), ('medium-roberta', 0.60 + nth / 1000)):
             for task, split in (('reviews', ''), ('pretrained', 'easy_')):  # the paper has a column of this name
                 metrics = {f'{split}f1': score, f'{split}accuracy': 0.9}
                 influences = {f'{split}f1': pack_numbers([0.1, -0.1])}
                 own |= {'metrics': metrics, 'influences': influences}
                 full.add_score(f'{run}-s{pretraining_seed}', task, 1, score, **own)
-    page, _ = report('small', full.results)
+    page, _ = report('medium', full.results)
     rows = {(row['row'], row['column']): row for row in read_csv(page.parent / 'own.csv')}
     assert {column for _, column in rows} == {'pretrained easy_f1', 'reviews f1'}
     values = [rows[label, 'reviews f1']['value'] for label in ('MAE-LM', 'RoBERTa', 'a constant answer')]
@@ -97,26 +97,26 @@ def test_own_tasks_have_a_table_as_long_as_they_have_records(full):
     after = hash_files(page.parent)
     assert {name for name in after if name.endswith('.csv') and before.get(name) != after[name]} == {'own.csv'}
 
-    full.add_score('small-s17', 'reviews', 2, 0.5, **own, data_hash='others')
+    full.add_score('medium-s17', 'reviews', 2, 0.5, **own, data_hash='others')
     with pytest.raises(InputError, match=r'^reviews: records .* differ in data_hash: keep those of one experiment'):
-        report('small', full.results)
+        report('medium', full.results)
     for task in ('reviews', 'pretrained'):
         for path in full.records.glob(f'finetuning/{task}-*'):
             path.unlink()
-    write_tables(full.results / 'small', load_evidence(full.results / 'small', 'small'))
+    write_tables(full.results / 'medium', load_evidence(full.results / 'medium', 'medium'))
     after = hash_files(page.parent)
     assert {name: after.get(name) for name in before} == before
     assert 'own.csv' not in after
 
 
 def test_a_failed_own_task_says_why(archive):
-    made = archive('small')
-    made.add_run('small')
+    made = archive('medium')
+    made.add_run('medium')
     protocol = {'source': 'files', 'declaration': {'kind': 'span'}}
-    made.add_score('small', 'questions', 1, 0.0, error='no memory', protocol=protocol)
-    rows = read_csv(report('small', made.results)[0].parent / 'own.csv')
+    made.add_score('medium', 'questions', 1, 0.0, error='no memory', protocol=protocol)
+    rows = read_csv(report('medium', made.results)[0].parent / 'own.csv')
     assert {row['column'] for row in rows} == {'questions best_exact'}
-    assert 'questions from small failed: no memory' in [row['note'] for row in rows]
+    assert 'questions from medium failed: no memory' in [row['note'] for row in rows]
 
 
 class Page(HTMLParser):
@@ -150,35 +150,35 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(page):
 
 
 def test_a_page_of_one_run_says_what_is_missing(archive):
-    made = archive('small')
-    made.add_run('small')
-    made.add_score('small', 'rte', 1, 0.6)
-    text = Page(report('small', made.results)[0].read_text()).text
-    assert 'no finished pretraining run small-roberta' in text
-    assert not (made.results / 'small' / 'figure1.svg').exists()
-    assert (made.results / 'small' / 'training.svg').exists()
+    made = archive('medium')
+    made.add_run('medium')
+    made.add_score('medium', 'rte', 1, 0.6)
+    text = Page(report('medium', made.results)[0].read_text()).text
+    assert 'no finished pretraining run medium-roberta' in text
+    assert not (made.results / 'medium' / 'figure1.svg').exists()
+    assert (made.results / 'medium' / 'training.svg').exists()
 
 
 def test_a_figure_whose_records_are_gone_goes_too(archive):
-    made = archive('small')
-    made.add_run('small')
-    page, _ = report('small', made.results)
+    made = archive('medium')
+    made.add_run('medium')
+    page, _ = report('medium', made.results)
     assert (page.parent / 'training.png').exists()
     for path in (made.records / 'pretraining').iterdir():
         path.unlink()
-    report('small', made.results)
+    report('medium', made.results)
     assert not (page.parent / 'training.png').exists()
-    assert 'no finished pretraining run small' in (page.parent / 'training.csv').read_text()
+    assert 'no finished pretraining run medium' in (page.parent / 'training.csv').read_text()
 
 
 def test_bad_records_are_named_in_one_line(archive):
-    made = archive('small')
-    with pytest.raises(InputError, match=r'no records in .*small/records'):
-        report('small', made.results)
-    made.add_run('small')
+    made = archive('medium')
+    with pytest.raises(InputError, match=r'no records in .*medium/records'):
+        report('medium', made.results)
+    made.add_run('medium')
     path = made.write('finetuning', 'broken', {'key': 'x', 'status': 'finished'})
     with pytest.raises(InputError, match=r'broken.json is no fine-tuning record: provenance: Field required'):
-        report('small', made.results)
+        report('medium', made.results)
     path.write_text('{')
     with pytest.raises(InputError, match=r'broken.json is damaged'):
-        report('small', made.results)
+        report('medium', made.results)

@@ -29,7 +29,7 @@ def build(archive):
 
 @pytest.fixture(scope='module')
 def rows(tmp_path_factory):
-    made = Archive(tmp_path_factory.mktemp('full'), 'small')
+    made = Archive(tmp_path_factory.mktemp('full'), 'medium')
     made.add_everything()
     return build(made)
 
@@ -46,18 +46,18 @@ def test_models_are_paired_by_pretraining_seed():
 
 
 def test_what_a_pretraining_seed_lacks_is_named_in_the_cell(archive):
-    made = archive('small')
+    made = archive('medium')
     made.add_everything()
-    for path in made.records.rglob('rte-small-s18-*.json'):
+    for path in made.records.rglob('rte-medium-s18-*.json'):
         path.unlink()
     rows = build(made)
     rte = rows['table1', 'MAE-LM', 'rte', None]
-    assert (rte.pretraining_seeds, rte.note) == (2, 'rte of small-s18 is not recorded')
+    assert (rte.pretraining_seeds, rte.note) == (2, 'rte of medium-s18 is not recorded')
     gap = rows['table1', 'MAE-LM − RoBERTa', 'rte', None]
     assert gap.pretraining_seeds == 2
     assert 'pretraining seeds 18 have only a part of it' in gap.note
-    made.add_run('small-s20', identity={'seed': 20, 'content hash of data.remote': 'other data'})
-    with pytest.raises(InputError, match=r'small-s17 and small-s20 differ in content hash of data.remote'):
+    made.add_run('medium-s20', identity={'seed': 20, 'content hash of data.remote': 'other data'})
+    with pytest.raises(InputError, match=r'medium-s17 and medium-s20 differ in content hash of data.remote'):
         build(made)
 
 
@@ -90,7 +90,7 @@ def test_table1(rows):
     'scale, verdict',
     [
         ('demo', "undecided: the demo is evidence of nothing; not comparable with the paper's absolute numbers"),
-        ('small', "holds: 3 pretraining seeds; not comparable with the paper's absolute numbers"),
+        ('medium', "holds: 3 pretraining seeds; not comparable with the paper's absolute numbers"),
         ('base', 'holds: 3 pretraining seeds'),
     ],
 )
@@ -116,12 +116,12 @@ def test_verdicts(low, high, p, expects_more, word):
 
 
 def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
-    made = archive('small')
-    made.add_run('small')
+    made = archive('medium')
+    made.add_run('medium')
     tasks = ('mnli', 'qqp', 'qnli', 'sst2', 'cola', 'rte', 'mrpc', 'stsb')
     for task, score in zip(tasks, (0.80, 0.88, 0.72, 0.64, 0.16, 0.56, 0.72, 0.24), strict=True):
         for seed, shift in enumerate((-0.3, 0.0, 0.1), start=1):
-            made.add_score('small', task, seed, score + shift)
+            made.add_score('medium', task, seed, score + shift)
     # (80 + 88 + 72 + 64 + 16 + 56 + 72 + 24) / 8
     assert build(made)['table1', 'MAE-LM', 'glue_avg', None].value == pytest.approx(59)
     records = load_folder(made.records / 'finetuning', parse_finetuning)
@@ -144,7 +144,7 @@ def test_only_the_papers_scale_is_compared_in_absolute_numbers(archive):
 
 
 def test_one_pretraining_seed_has_no_interval_and_decides_nothing(archive):
-    made = archive('small')
+    made = archive('medium')
     made.add_everything(pretraining_seeds=(17,))
     gap = build(made)['table1', 'MAE-LM − RoBERTa', 'rte', None]
     assert (gap.low, gap.high, gap.p, gap.count, gap.pretraining_seeds) == (None, None, None, 5, 1)
@@ -153,26 +153,26 @@ def test_one_pretraining_seed_has_no_interval_and_decides_nothing(archive):
 
 
 def test_overlapping_seeds_are_undecided_and_a_reversed_gap_fails(archive):
-    made = archive('small')
-    scores = {'small': (0.50, 0.56, 0.53), 'small-roberta': (0.52, 0.52, 0.53)}
+    made = archive('medium')
+    scores = {'medium': (0.50, 0.56, 0.53), 'medium-roberta': (0.52, 0.52, 0.53)}
     for run, of_seeds in scores.items():
         for seed, score in enumerate(of_seeds):
             made.add_run(f'{run}-s{seed}')
             made.add_score(f'{run}-s{seed}', 'rte', 1, score)
-            made.add_score(f'{run}-s{seed}', 'sst2', 1, score if run == 'small-roberta' else 0.1)
+            made.add_score(f'{run}-s{seed}', 'sst2', 1, score if run == 'medium-roberta' else 0.1)
     rows = build(made)
     assert rows['table1', 'MAE-LM − RoBERTa', 'rte', None].verdict.startswith('undecided: 3')
     assert rows['table1', 'MAE-LM − RoBERTa', 'sst2', None].verdict.startswith('fails: 3')
 
 
 def test_the_point_with_most_seeds_is_selected_then_the_best_median(archive):
-    made = archive('small')
-    made.add_run('small')
+    made = archive('medium')
+    made.add_run('medium')
     low, high, lucky = ({'learning_rate': rate} for rate in (1e-5, 2e-5, 3e-5))
     for seed in (1, 2, 3):
-        made.add_score('small', 'rte', seed, 0.60, point=low)
-        made.add_score('small', 'rte', seed, 0.62, point=high)
-    made.add_score('small', 'rte', 1, 0.90, point=lucky)
+        made.add_score('medium', 'rte', seed, 0.60, point=low)
+        made.add_score('medium', 'rte', seed, 0.62, point=high)
+    made.add_score('medium', 'rte', 1, 0.90, point=lucky)
     row = build(made)['table1', 'MAE-LM', 'rte', None]
     assert (row.value, row.count) == (pytest.approx(62), 3)
 
@@ -233,11 +233,11 @@ def test_figure3_is_interpolated_and_shared_by_hours(rows):
 
 def race_against(archive, *roberta):
     """The share of time where RoBERTa's final scores are these, one tuple over fine-tuning seeds a pretraining seed."""
-    made = archive('small')
+    made = archive('medium')
     made.add_everything(models=(MAE_LM, ROBERTA))
     for pretraining_seed, scores in zip((17, 18, 19), roberta, strict=True):
         for seed, score in enumerate(scores, start=1):
-            made.add_score(f'small-roberta-s{pretraining_seed}', 'mnli', seed, score)
+            made.add_score(f'medium-roberta-s{pretraining_seed}', 'mnli', seed, score)
     return build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
 
 
@@ -260,19 +260,19 @@ def test_figure3_decides_nothing_from_a_target_at_chance(archive):
 
 
 def test_a_seed_that_failed_is_named_beside_the_median_of_the_others(archive):
-    made = archive('small')
-    made.add_run('small')
-    made.add_score('small', 'rte', 1, 0.6)
-    made.add_score('small', 'rte', 2, 0.7)
-    made.add_score('small', 'rte', 3, 0.0, status='failed', error='loss is nan')
-    made.add_score('small', 'rte', 2, 0.0, status='failed', error='elsewhere', point={'learning_rate': 1e-4})
+    made = archive('medium')
+    made.add_run('medium')
+    made.add_score('medium', 'rte', 1, 0.6)
+    made.add_score('medium', 'rte', 2, 0.7)
+    made.add_score('medium', 'rte', 3, 0.0, status='failed', error='loss is nan')
+    made.add_score('medium', 'rte', 2, 0.0, status='failed', error='elsewhere', point={'learning_rate': 1e-4})
     row = build(made)['table1', 'MAE-LM', 'rte', None]
-    assert (row.value, row.count, row.note) == (pytest.approx(65), 2, 'rte from small: 1 of 3 seeds failed')
+    assert (row.value, row.count, row.note) == (pytest.approx(65), 2, 'rte from medium: 1 of 3 seeds failed')
 
 
 def test_figure3_needs_a_checkpoint_before_the_last(archive):
-    made = archive('small')
-    for name in ('small', 'small-roberta'):
+    made = archive('medium')
+    for name in ('medium', 'medium-roberta'):
         made.add_run(name)
         made.add_score(name, 'mnli', 1, 0.6)
     share = build(made)['figure3', "MAE-LM to RoBERTa's final accuracy", 'share_of_time_to_target', None]
@@ -281,37 +281,37 @@ def test_figure3_needs_a_checkpoint_before_the_last(archive):
 
 
 def test_what_is_missing_is_empty_and_says_why(archive):
-    made = archive('small')
-    made.add_run('small')
-    made.add_score('small', 'rte', 1, 0.6)
-    made.add_score('small', 'qqp', 1, 0.0, status='failed', error='loss is nan')
-    made.write('pretraining', 'small-misaligned', make_running('small-misaligned'))
+    made = archive('medium')
+    made.add_run('medium')
+    made.add_score('medium', 'rte', 1, 0.6)
+    made.add_score('medium', 'qqp', 1, 0.0, status='failed', error='loss is nan')
+    made.write('pretraining', 'medium-misaligned', make_running('medium-misaligned'))
     rows = build(made)
-    assert rows['table1', 'RoBERTa', 'rte', None].note == 'no finished pretraining run small-roberta'
-    assert rows['table1', 'MAE-LM', 'qnli', None].note == 'qnli of small is not recorded'
-    assert rows['table1', 'MAE-LM', 'qqp', None].note == 'qqp from small failed: loss is nan'
+    assert rows['table1', 'RoBERTa', 'rte', None].note == 'no finished pretraining run medium-roberta'
+    assert rows['table1', 'MAE-LM', 'qnli', None].note == 'qnli of medium is not recorded'
+    assert rows['table1', 'MAE-LM', 'qqp', None].note == 'qqp from medium failed: loss is nan'
     average = rows['table1', 'MAE-LM', 'glue_avg', None]
     assert (average.value, average.verdict, average.source) == (None, '', '')
-    assert 'qnli of small is not recorded' in average.note
+    assert 'qnli of medium is not recorded' in average.note
     missing = rows['table2', 'misaligned position encoding', 'glue_avg', None]
-    assert missing.note == 'no finished pretraining run small-misaligned'
+    assert missing.note == 'no finished pretraining run medium-misaligned'
     assert all(row.value is not None or row.note for row in rows.values())
 
 
 def test_records_that_contradict_each_other_are_refused(archive):
-    made = archive('small')
-    made.add_run('small')
-    made.add_score('small', 'rte', 1, 0.6)
-    made.add_score('small', 'rte', 2, 0.6, protocol={'source': 'files', 'max_train_examples': 64})
-    with pytest.raises(InputError, match=r'rte from small at 400 samples: records .* differ in protocol'):
+    made = archive('medium')
+    made.add_run('medium')
+    made.add_score('medium', 'rte', 1, 0.6)
+    made.add_score('medium', 'rte', 2, 0.6, protocol={'source': 'files', 'max_train_examples': 64})
+    with pytest.raises(InputError, match=r'rte from medium at 400 samples: records .* differ in protocol'):
         build(made)
 
 
 def test_demo_rows_do_not_mix_with_measured_ones(archive):
-    made = archive('small')
-    made.add_run('small')
-    made.add_score('small', 'rte', 1, 0.6, protocol={'source': 'demo'})
-    with pytest.raises(InputError, match='demo task, which is no evidence at small'):
+    made = archive('medium')
+    made.add_run('medium')
+    made.add_score('medium', 'rte', 1, 0.6, protocol={'source': 'demo'})
+    with pytest.raises(InputError, match='demo task, which is no evidence at medium'):
         build(made)
     demo = archive('demo')
     demo.add_everything(seeds=(1,))
@@ -323,7 +323,7 @@ def test_provenance_stands_in_every_row(rows):
         assert row.value is not None, row
         assert row.run_keys
         assert (row.git_revision, row.tokenizer_hash) == ('abc123', 'tokenizer'), row
-        assert 'recipe-of-small' in row.recipe_hash
+        assert 'recipe-of-medium' in row.recipe_hash
         assert 'pretraining 17' in row.seeds
         assert row.hardware == 'CPU, 2 threads, Test <CPU> × 2 cores'
         assert row.training_seconds > 0
@@ -331,14 +331,15 @@ def test_provenance_stands_in_every_row(rows):
 
 
 def test_with_influences_the_interval_covers_other_examples(archive):
-    made = archive('small')
+    made = archive('medium')
     made.add_everything(seeds=(1,))
     rows = build(made)
     generator = np.random.default_rng(0)
     shared = generator.normal(0, 0.3, 200)  # of MAE-LM's lead, by example: the same for every pretraining seed
     for path in made.records.rglob('rte-*.json'):
         record = json.loads(path.read_text())
-        own = generator.normal(0, 0.01, 200) + (shared if record['checkpoint']['run_name'].startswith('small-s') else 0)
+        is_mae_lm = record['checkpoint']['run_name'].startswith('medium-s')
+        own = generator.normal(0, 0.01, 200) + (shared if is_mae_lm else 0)
         record['influences'] = {'accuracy': pack_numbers(own - own.mean())}
         path.write_text(json.dumps(record))
     covering = build(made)

@@ -69,6 +69,14 @@ def test_the_ladder_has_its_own_seeds_at_every_rung_and_its_rungs_cost_what_they
             assert variant.model.decoder.num_hidden_layers == mae_lm.model.decoder.num_hidden_layers - 1
 
 
+def test_small_shares_the_runs_of_a_rung(tmp_path, monkeypatch):
+    monkeypatch.setenv('MAELM_DATA', str(tmp_path))
+    small, ladder, (_, rung, _) = load_suite('small', tmp_path), load_suite('ladder', tmp_path), RUNGS
+    for own, theirs in ((MAE_LM, rung.mae_lm), (ROBERTA, rung.roberta)):
+        assert small.load_pretraining(own) == ladder.load_pretraining(theirs)
+    assert set(small.settings.pretraining_seeds) <= set(ladder.settings.pretraining_seeds)
+
+
 def test_what_two_artefacts_share_stands_there_once(demo):
     (last,) = [s for s in steps_of(demo, 'table1', 'figure3') if s.model is MAE_LM and s.samples == 768]
     assert last.tasks == ('demo_pair', 'demo_sentence', 'demo_regression', 'demo_span')
