@@ -338,8 +338,7 @@ def test_with_influences_the_interval_covers_other_examples(archive):
     shared = generator.normal(0, 0.3, 200)  # of MAE-LM's lead, by example: the same for every pretraining seed
     for path in made.records.rglob('rte-*.json'):
         record = json.loads(path.read_text())
-        is_mae_lm = record['checkpoint']['run_name'].startswith('medium-s')
-        own = generator.normal(0, 0.01, 200) + (shared if is_mae_lm else 0)
+        own = generator.normal(0, 0.01, 200) + shared * record['checkpoint']['run_name'].startswith('medium-s')
         record['influences'] = {'accuracy': pack_numbers(own - own.mean())}
         path.write_text(json.dumps(record))
     covering = build(made)
