@@ -5,9 +5,10 @@ A machine's speed is published for GPUs and measured for a CPU.
 
 import os
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from maelm_composer.config import FinetuningConfig, ModelConfig, TaskDataConfig
+from maelm_composer.config import FinetuningConfig, ModelConfig, TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.precision import measure_speeds
@@ -15,7 +16,7 @@ from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankReco
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.sweep.search import list_points, run_cost
 from maelm_composer.tasks.catalogue import Task
-from maelm_composer.tasks.sources import count_characters, load_task_data
+from maelm_composer.tasks.sources import count_characters, count_rows, load_task_data
 
 # Training rows, rows of all dev sets (official counts), and mean tokens per row with a vocabulary of 8,192.
 TASK_SIZES = {
@@ -56,9 +57,16 @@ def count_finetuning_flops(config: FinetuningConfig, model: ModelConfig, task: T
 
 
 def _measure(task: Task, config: TaskDataConfig) -> tuple[int, int, int]:
-    """As :data:`TASK_SIZES`; those of an own task from its files. Raises InputError where they cannot be read."""
+    """As :data:`TASK_SIZES`, with the rows of the files that are there; of an own task, all from its files.
+
+    Raises InputError where an own task's rows cannot be read.
+    """
     if not task.is_own:
-        return TASK_SIZES[task.name]
+        rows, dev_rows, length = TASK_SIZES[task.name]
+        if config.source is TaskSource.files:
+            with suppress(InputError):  # files that are still to come have the official counts
+                rows, dev_rows = count_rows(task, config)
+        return rows, dev_rows, length
     if task.dataset is not None:
         raise InputError(f'a plan does not load the rows of {task.dataset}')
     data = load_task_data(task, config)

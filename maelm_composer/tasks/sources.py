@@ -116,6 +116,19 @@ def count_characters(rows: list[Any]) -> int:
     return sum(len(text) for of_row in texts for text in of_row)
 
 
+def count_rows(task: Task, config: TaskDataConfig) -> tuple[int, int]:
+    """Rows of the training file and of all dev files of a GLUE or SQuAD task; the rows themselves are not read.
+
+    Raises:
+        InputError: a missing folder or file, or a file that is not Parquet.
+    """
+    try:
+        train, *dev = (pyarrow.parquet.read_metadata(path).num_rows for path in _find_files(task, config))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f'task {task.name}: {first_line(error)}') from None
+    return train, sum(dev)
+
+
 def _serialize(row: TextExample | SpanExample) -> bytes:
     return json.dumps(tuple(vars(row).values()), ensure_ascii=False).encode(errors='surrogatepass')
 

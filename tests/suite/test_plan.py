@@ -176,6 +176,17 @@ def test_finetuning_costs_what_the_search_space_says(tmp_path):
     assert flops == pytest.approx((3 * 5 * 2490 + 277) * per_row)  # 2, 3, 5, 10 epochs: 5 on average
 
 
+def test_files_cost_what_their_rows_do_and_the_official_ones_until_they_are_there(task_folder, tmp_path):
+    suite = load_suite('small', tmp_path)
+    model = suite.load_pretraining(MAE_LM).model
+    config = dataclasses.replace(suite.load_finetuning(MAE_LM, 1, ['rte']), measures_rank=False)
+    per_row = count_forward_flops(dataclasses.replace(model, decoder=None, max_seq_len=75), 75, 75)['encoder']
+    for folder, train, dev in (task_folder, 96, 48), (tmp_path / 'nowhere', 2490, 277):
+        from_files = dataclasses.replace(config, data=dataclasses.replace(config.data, folder=str(folder)))
+        flops = count_finetuning_flops(from_files, model, find_task('rte'))
+        assert flops == pytest.approx((3 * 3 * train + dev) * per_row)  # three epochs
+
+
 def test_an_own_task_costs_what_its_rows_do(own, tmp_path):
     model = own.load_pretraining(MAE_LM).model
     config = dataclasses.replace(own.load_finetuning(MAE_LM, 768, ['reviews']), measures_rank=False)

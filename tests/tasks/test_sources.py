@@ -9,7 +9,7 @@ from maelm_composer.config import TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.tasks import sources
 from maelm_composer.tasks.catalogue import TASKS
-from maelm_composer.tasks.sources import load_task_data, sample_evenly
+from maelm_composer.tasks.sources import count_rows, load_task_data, sample_evenly
 
 RTE = {'sentence1': ['a', 'b', 'c'], 'sentence2': ['d', 'e', 'f'], 'label': [0, 1, 0], 'idx': [7, 8, 9]}
 SQUAD = {
@@ -69,8 +69,10 @@ def test_a_task_may_have_a_sample_of_its_own_size(load):
 def test_every_task_is_read(task_folder):
     for name, task in TASKS.items():
         if not task.is_demo:
-            data = load_task_data(task, TaskDataConfig(TaskSource.files, str(task_folder)))
+            config = TaskDataConfig(TaskSource.files, str(task_folder))
+            data = load_task_data(task, config)
             assert len(data.train) == 96
+            assert count_rows(task, config) == (96, 48 * len(task.eval_splits))
             assert {split: len(rows) for split, rows in data.evaluation.items()} == dict.fromkeys(task.eval_splits, 48)
             if name == 'mnli':
                 assert data.evaluation['matched'] != data.evaluation['mismatched']
