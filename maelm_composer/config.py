@@ -286,6 +286,7 @@ class SuiteConfig:
 
     data: list[str] = field(default_factory=list)  # recipe of the shards
     pretraining: list[str] = field(default_factory=list)  # recipe of every model, before the model's overlay
+    pretraining_of: dict[str, list[str]] = field(default_factory=dict)  # by overlay, merged after it
     finetuning: list[str] = field(default_factory=list)  # recipe of the sweep over all tasks of the scale
     rank_tokens: int = 5_000_000  # tokens measured for a rank record
     pretraining_seeds: list[int] = field(default_factory=list)  # of every model; empty: the recipe's seed

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,10 @@ class Suite:
         config = self.load_pretraining(model)
         own = {'save_folder': config.save_folder, 'run_name': config.run_name, 'seed': config.seed}
         own['training.precision'] = config.training.precision.name
-        return [*self.settings.pretraining, *model.overlays, *(f'{key}={value}' for key, value in own.items())]
+        return [*self._list_entries(model), *(f'{key}={value}' for key, value in own.items())]
 
     def load_pretraining(self, model: Model) -> PretrainingConfig:
-        config: PretrainingConfig = self._load(PretrainingConfig, *self.settings.pretraining, *model.overlays)
+        config: PretrainingConfig = self._load(PretrainingConfig, *self._list_entries(model))
         if config.training.precision is Precision.auto:
             config = replace(config, training=replace(config.training, precision=self.precision))
         seed = config.seed if model.seed is None else model.seed
@@ -111,6 +112,11 @@ class Suite:
             measures_rank=model.overlays in measured,  # for every artefact alike, so that they share records
             precision=self.precision if config.precision is Precision.auto else config.precision,
         )
+
+    def _list_entries(self, model: Model) -> list[str]:
+        """The recipe of ``model``: files and ``key=value`` pairs."""
+        of_overlays = [self.settings.pretraining_of.get(name, []) for name in model.overlay_names]
+        return [*self.settings.pretraining, *model.overlays, *chain.from_iterable(of_overlays)]
 
     def _load(self, root: type, *entries: str) -> Any:
         if (root, entries) not in self._loaded:  # a plan asks for the same recipe thousands of times
@@ -143,13 +149,16 @@ def load_suite(
         more = load_config(SuiteConfig, [str(added)])
         lists = {name: getattr(settings, name) + getattr(more, name) for name in ('data', 'pretraining', 'finetuning')}
         settings = replace(settings, **lists, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
-    known = {artefact.name: None for artefact in artefacts_of(scale, has_own_tasks=True)}
-    known |= dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in d.model.overlay_names)
+    overlays = dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in d.model.overlay_names)
+    known = {artefact.name: None for artefact in artefacts_of(scale, has_own_tasks=True)} | overlays
     for name in settings.pretraining_seeds_of:
         if name not in known:
             raise InputError(
                 f'{path}: pretraining_seeds_of names {name}: the artefacts and overlays are {", ".join(known)}'
             )
+    for name in settings.pretraining_of:
+        if name not in overlays:
+            raise InputError(f'{path}: pretraining_of names {name}: the overlays are {", ".join(overlays)}')
     for seeds in (settings.pretraining_seeds, *settings.pretraining_seeds_of.values()):
         if len(set(seeds)) < len(seeds):
             raise InputError(f'{path}: pretraining seeds {seeds}: a seed is listed twice')

@@ -9,7 +9,17 @@ import pytest
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config, split_arguments
-from maelm_composer.reporting.artefacts import ARTEFACTS, DELTAS, LADDER, MAE_LM, OWN, ROBERTA, RUNGS, find_artefact
+from maelm_composer.reporting.artefacts import (
+    ABLATIONS,
+    ARTEFACTS,
+    DELTAS,
+    LADDER,
+    MAE_LM,
+    OWN,
+    ROBERTA,
+    RUNGS,
+    find_artefact,
+)
 from maelm_composer.suite import steps
 from maelm_composer.suite.steps import Kind, choose_artefacts, list_saved_samples, list_steps, load_suite
 from maelm_composer.training.plan import count_training_flops
@@ -49,6 +59,17 @@ def test_pretraining_seeds_are_a_dimension(demo, tmp_path):
     assert len({config.save_folder for config in configs}) == 16
     (first, *_) = [step for step in steps_of(suite, 'table1') if step.kind is Kind.finetuning]
     assert '-s17/samples-' in suite.load_finetuning(first.model, first.samples, first.tasks).checkpoint
+
+
+@pytest.mark.parametrize('scale', ['demo', 'small', 'medium', 'base'])
+def test_no_two_rows_of_table_2_are_one_model(scale, tmp_path, monkeypatch):
+    monkeypatch.setenv('MAELM_DATA', str(tmp_path))
+    suite = load_suite(scale, tmp_path)
+    recipes = [dataclasses.replace(suite.load_pretraining(m), run_name=None, save_folder='') for m in ABLATIONS]
+    assert [recipe for number, recipe in enumerate(recipes) if recipe in recipes[:number]] == []
+    for model in ABLATIONS:  # `maelm train` gets the same recipe
+        files, pairs = split_arguments(suite.list_arguments(model))
+        assert load_config(PretrainingConfig, files, pairs) == suite.load_pretraining(model)
 
 
 def test_the_ladder_has_its_own_seeds_at_every_rung_and_its_rungs_cost_what_they_are_called(tmp_path, monkeypatch):
@@ -168,6 +189,10 @@ def test_bad_input_is_one_clear_line(demo, own, monkeypatch):
         steps, 'load_config', lambda *_: dataclasses.replace(demo.settings, pretraining_seeds_of={'table9': [1]})
     )
     with pytest.raises(InputError, match='names table9: the artefacts and overlays are table1, table2'):
+        load_suite('demo')
+    wrong = dataclasses.replace(demo.settings, pretraining_of={'table2': ['seed=1']})
+    monkeypatch.setattr(steps, 'load_config', lambda *_: wrong)
+    with pytest.raises(InputError, match='pretraining_of names table2: the overlays are roberta, encoder_with_mask'):
         load_suite('demo')
 
 
