@@ -39,7 +39,9 @@ class ExampleVariance:
     count: int  # examples
 
 
-def estimate_contrast(groups: Sequence[Sequence[float]], examples: Sequence[ExampleVariance] = ()) -> MeanInterval:
+def estimate_contrast(
+    groups: Sequence[Sequence[float]], examples: Sequence[ExampleVariance] = (), rounding: Sequence[float] = ()
+) -> MeanInterval:
     """The sum of the means of independent ``groups``, each with a variance of its own.
 
     Degrees of freedom are those of Welch and Satterthwaite; for one group they are n − 1.
@@ -48,12 +50,16 @@ def estimate_contrast(groups: Sequence[Sequence[float]], examples: Sequence[Exam
         examples: one entry for every set of examples that the values were measured on. The variance is then that of
             seeds plus that of examples, with the common part counted once, and at least the larger of the two. Without
             it the interval is about these very examples.
+        rounding: for each group, the variance that rounding gives a value. The variance over seeds is at least that:
+            whole numbers that happen to be equal are no certainty.
     """
     samples = [np.asarray(values, dtype=float) for values in groups]
     mean = float(sum(sample.mean() for sample in samples))
     if any(len(sample) == 1 or not np.isfinite(sample).all() for sample in samples):
         return MeanInterval(mean, None, None, None, None)
-    parts = [(float(sample.var(ddof=1)) / len(sample), len(sample) - 1) for sample in samples]
+    floors = rounding or [0.0] * len(samples)
+    spreads = [max(float(sample.var(ddof=1)), floor) for sample, floor in zip(samples, floors, strict=True)]
+    parts = [(spread / len(sample), len(sample) - 1) for spread, sample in zip(spreads, samples, strict=True)]
     of_seeds, own = sum(part for part, _ in parts), sum(found.own for found in examples)
     variance = max(of_seeds + own - sum(found.shared for found in examples), of_seeds, own)
     parts += [(found.own, found.count - 1) for found in examples]

@@ -93,6 +93,14 @@ def test_a_contrast_of_unequal_groups_is_welchs():
     assert estimate_contrast([first, [-2.0]]).low is None
 
 
+def test_equal_whole_numbers_are_no_certainty():
+    found = estimate_contrast([[1.0, 1.0, 1.0]], rounding=[1 / 6])
+    assert found.high - 1 == pytest.approx(4.302653 * math.sqrt(1 / 6 / 3), abs=1e-6)
+    assert 0.05 < found.p < 0.06
+    apart = [1.0, 2.0, 4.0]  # vary by more than rounding does
+    assert estimate_contrast([apart], rounding=[1 / 6]) == estimate_mean(apart)
+
+
 def test_the_detectable_difference_is_found_in_about_four_of_five_cases():
     generator = np.random.default_rng(0)
     size = np.mean([estimate_mean(generator.normal(0, 1, 5)).detectable for _ in range(500)])

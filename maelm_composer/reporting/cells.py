@@ -22,6 +22,7 @@ class Term:
     # Of scores: the name of a development set; pretraining seed -> (examples,) influence of each on the median.
     sample: str = ''
     influences: Mapping[int, np.ndarray] = field(default_factory=dict)
+    step: float = 0.0  # to which values are rounded: 1 for ranks, which are whole numbers
     group: int = 0  # terms of one group are paired by pretraining seed; groups are independent of each other
 
 
@@ -47,7 +48,8 @@ def estimate(terms: Sequence[Term]) -> Estimate:
     groups = [[term for term in terms if term.group == group] for group in sorted({term.group for term in terms})]
     sums = [sum_by_seed(of_group) for of_group in groups]
     examples = _measure_examples(groups)
-    found = estimate_contrast([list(of_group.values()) for of_group in sums], examples)
+    rounding = [_measure_rounding(of_group) for of_group in groups]
+    found = estimate_contrast([list(of_group.values()) for of_group in sums], examples, rounding)
     medians = [(term, seed) for group, seeds in zip(groups, sums, strict=True) for term in group for seed in seeds]
     return Estimate(
         found.mean,
@@ -72,6 +74,11 @@ def sum_by_seed(terms: Sequence[Term]) -> dict[int, float]:
         seed: sum(term.weight * float(np.median(term.values[seed])) for term in terms)
         for seed in find_common_seeds(terms)
     }
+
+
+def _measure_rounding(terms: Sequence[Term]) -> float:
+    """The variance of the sum of ``terms`` due to rounding: errors are uniform over a step and independent."""
+    return sum((term.weight * term.step) ** 2 for term in terms) / 12
 
 
 def _measure_examples(groups: Sequence[Sequence[Term]]) -> list[ExampleVariance]:
@@ -153,4 +160,5 @@ def subtract_relative(left: Cell, right: Cell) -> Cell:
     if both.missing:
         return both
     bases, gaps = sum_by_seed(right.terms), sum_by_seed(both.terms)
-    return replace(both, terms=(Term(1.0, {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}),))
+    step = 100 * (12 * _measure_rounding(both.terms)) ** 0.5 / float(np.mean([bases[seed] for seed in gaps]))
+    return replace(both, terms=(Term(1.0, {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}, step=step),))
