@@ -264,7 +264,7 @@ _LABELS = {
     'hours': 'pretraining time',
     'flops': 'FLOPs of pretraining',
     'samples': 'rows of pretraining',
-    'real_rank_excess': "rank, input without [MASK], in % of RoBERTa's",
+    'real_rank_excess': "rank in % of RoBERTa's",
     'departure': 'tokens until the training loss is 1 nat below its beginning',
 }
 DEMO = 'demo'
