@@ -12,6 +12,8 @@ import numpy as np
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
 from maelm_composer.statistics import ExampleVariance, estimate_contrast, measure_example_variance
 
+WHOLE_NUMBER = 1 / 12  # variance of rounding to one, as of ranks: the error is uniform over an interval of length 1
+
 
 @dataclass(frozen=True, eq=False)
 class Term:
@@ -22,7 +24,7 @@ class Term:
     # Of scores: the name of a development set; pretraining seed -> (examples,) influence of each on the median.
     sample: str = ''
     influences: Mapping[int, np.ndarray] = field(default_factory=dict)
-    step: float = 0.0  # to which values are rounded: 1 for ranks, which are whole numbers
+    rounding: float = 0.0  # variance that rounding gives a value
     group: int = 0  # terms of one group are paired by pretraining seed; groups are independent of each other
 
 
@@ -77,8 +79,8 @@ def sum_by_seed(terms: Sequence[Term]) -> dict[int, float]:
 
 
 def _measure_rounding(terms: Sequence[Term]) -> float:
-    """The variance of the sum of ``terms`` due to rounding: errors are uniform over a step and independent."""
-    return sum((term.weight * term.step) ** 2 for term in terms) / 12
+    """The variance of the sum of ``terms`` due to rounding, whose errors are independent."""
+    return sum(term.weight**2 * term.rounding for term in terms)
 
 
 def _measure_examples(groups: Sequence[Sequence[Term]]) -> list[ExampleVariance]:
@@ -160,5 +162,6 @@ def subtract_relative(left: Cell, right: Cell) -> Cell:
     if both.missing:
         return both
     bases, gaps = sum_by_seed(right.terms), sum_by_seed(both.terms)
-    step = 100 * (12 * _measure_rounding(both.terms)) ** 0.5 / float(np.mean([bases[seed] for seed in gaps]))
-    return replace(both, terms=(Term(1.0, {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}, step=step),))
+    values = {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}
+    scale = 100 / float(np.mean([bases[seed] for seed in gaps]))
+    return replace(both, terms=(Term(1.0, values, rounding=scale**2 * _measure_rounding(both.terms)),))

@@ -35,7 +35,7 @@ from maelm_composer.records import (
     unpack_numbers,
 )
 from maelm_composer.reporting.artefacts import DEMO, Column, Model
-from maelm_composer.reporting.cells import Cell, Term, average
+from maelm_composer.reporting.cells import WHOLE_NUMBER, Cell, Term, average
 from maelm_composer.sweep.search import select_point
 from maelm_composer.tasks.catalogue import METRICS, find_task
 
@@ -202,8 +202,9 @@ class Evidence:
 
         layers = range(len(found[0][1].layers) if found else 1)
         values = {i: [(run, [r], [read(r.layers[i])]) for run, r in found] for i in layers}
-        step = float(bool(found) and isinstance(getattr(found[0][1].layers[0], key), int))
-        return {i: self._gather(model, 'effective rank', of_layer, step=step) for i, of_layer in values.items()}
+        is_whole = bool(found) and isinstance(getattr(found[0][1].layers[0], key), int)
+        rounding = WHOLE_NUMBER if is_whole else 0.0
+        return {i: self._gather(model, 'effective rank', of_layer, rounding=rounding) for i, of_layer in values.items()}
 
     def finetuned_rank(self, model: Model, task: str) -> Cell:
         """Effective rank of the last layer after fine-tuning."""
@@ -225,7 +226,10 @@ class Evidence:
             return {0.0: Cell(missing=reason if found else self.explain_absence(model, task))}
         return {
             epoch: self._gather(
-                model, task, [(run, rs, [c[epoch] for c in of_run]) for run, rs, of_run in curves], step=1
+                model,
+                task,
+                [(run, rs, [c[epoch] for c in of_run]) for run, rs, of_run in curves],
+                rounding=WHOLE_NUMBER,
             )
             for epoch in sorted(epochs)
         }
@@ -246,20 +250,20 @@ class Evidence:
         what: str,
         found: Sequence[tuple[PretrainingRecord, Sequence[FinetuningRecord | RankRecord], Sequence[float]]],
         notes: Sequence[str] = (),
-        step: float = 0.0,
+        rounding: float = 0.0,
     ) -> Cell:
         """The cell of one number of ``model``; ``what`` names the number in messages.
 
         Args:
             found: for each pretraining run its record, its other records, and one value for each fine-tuning seed.
-            step: of :class:`Term`.
+            rounding: of :class:`Term`.
         """
         if not found:
             return Cell(missing=self.explain_absence(model, what))
         there = {run.run_name for run, *_ in found}
         lacking = [run.run_name for run in self.find_runs(model) if run.run_name not in there]
         return Cell(
-            terms=(Term(1.0, {run.seed: values for run, _, values in found}, step=step),),
+            terms=(Term(1.0, {run.seed: values for run, _, values in found}, rounding=rounding),),
             runs=tuple(run for run, *_ in found),
             records=tuple(record for _, records, _ in found for record in records),
             note='; '.join([*notes, *(f'{what} of {name} is not recorded' for name in lacking)]),

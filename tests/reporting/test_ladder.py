@@ -7,7 +7,7 @@ import pytest
 from maelm_composer.reporting.artefacts import LADDER, RUNGS, Role, tasks_of
 from maelm_composer.reporting.evidence import load_evidence
 from maelm_composer.reporting.report import build_tables, report
-from maelm_composer.reporting.rows import FAILS, HOLDS
+from maelm_composer.reporting.rows import FAILS, HOLDS, UNDECIDED
 
 SEEDS = (17, 18, 19)
 
@@ -73,6 +73,19 @@ def test_a_variant_of_one_rung_is_compared_there_and_has_no_trend(rows):
     assert not [r for r in rows if r.row.startswith('MAE-LM, one decoder layer − RoBERTa,')]
 
 
+def test_a_rung_of_one_seed_has_no_verdict_and_no_part_in_the_trend(archive):
+    made = archive('ladder')
+    for number, seeds in enumerate((SEEDS, SEEDS, SEEDS[:1])):
+        add_rung(made, number, seeds)
+    rows = build_tables(load_evidence(made.results / 'ladder', 'ladder'))['ladder']
+    gaps = find(rows, 'MAE-LM − RoBERTa', 'quick_avg')
+    assert (gaps[3e14].value, gaps[3e14].low) == (pytest.approx(6), None)
+    assert gaps[3e14].verdict.startswith(UNDECIDED)
+    (trend,) = find(rows, 'MAE-LM − RoBERTa, change with ten times the compute', 'quick_avg').values()
+    assert trend.value == pytest.approx(3.1 / math.log10(1e14 / 3e13))  # of the two other rungs
+    assert trend.low < trend.value
+
+
 def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):
     made = archive('ladder')
     add_rung(made, 0)
@@ -81,7 +94,7 @@ def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):
     path.write_text('\n'.join(lines[:50]) + '\n')
     rows = build_tables(load_evidence(made.results / 'ladder', 'ladder'))['ladder']
     trends = [r for r in rows if 'ten times' in r.row]
-    assert {r.note for r in trends} == {'a slope needs two rungs'}
+    assert {r.note for r in trends} == {'a slope needs two rungs of at least two pretraining seeds'}
     assert find(rows, 'MAE-LM', 'departure')[3e13].value == math.inf
 
 
