@@ -210,7 +210,7 @@ def predict(
     rows: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file with the task's text columns.")],
     predictions: Annotated[Path, typer.Argument(help='Target: .jsonl, .tsv (GLUE submission), .json (SQuAD 2.0).')],
     precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
-    threshold: Annotated[float, typer.Option(help='SQuAD 2.0: null score difference of an answered question.')] = 0.0,
+    threshold: Annotated[float, typer.Option(help='SQuAD 2.0: no answer above this null score difference.')] = 0.0,
 ) -> None:
     """Predict the rows of a file with a fine-tuned model."""
     from maelm_composer.finetuning.predict import predict_file
@@ -259,7 +259,7 @@ def suite(
     plan: Annotated[bool, typer.Option('--plan', help='Print the missing steps and their costs; run nothing.')] = False,
     gpus: Annotated[int | None, typer.Option(min=1, help='With --plan: the number of GPUs.')] = None,
     gpu: Annotated[str | None, typer.Option(help='With --plan: their model, a100, h100 or h200.')] = None,
-    settings: Annotated[Path | None, typer.Option(help="Keys of yamls/suite/, after the scale's.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="File of keys of yamls/suite/, over the scale's.")] = None,
     work: Annotated[Path | None, typer.Option(help='Folder of runs; default: runs/suite/SCALE.')] = None,
     results: Annotated[Path, typer.Option(help='Folder of records, tables and figures.')] = Path('results'),
 ) -> None:

@@ -55,7 +55,10 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         cost=_describe_cost(evidence),
         images={name: base64.b64encode(picture).decode() for name, picture in pictures.items()},
         sections=[_make_section(name, rows, name in pictures) for name, rows in tables.items()],
-        provenance=_collect_provenance([row for rows in tables.values() for row in rows]),
+        provenance={
+            **_collect_provenance([row for rows in tables.values() for row in rows]),
+            'training rows of the tasks': sorted({f'{r.task} {r.train_examples:,}' for r in evidence.finetunings}),
+        },
     )
 
 

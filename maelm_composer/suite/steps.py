@@ -19,6 +19,8 @@ from maelm_composer.shipped import find_shipped
 from maelm_composer.tasks.catalogue import find_task
 
 SETTINGS_FOLDER = Path('yamls/suite')
+LISTS = ('data', 'pretraining', 'finetuning')  # keys of SuiteConfig: recipes
+SEEDS_AND_SIZES = ('pretraining_seeds', 'pretraining_seeds_of', 'pretraining_of')
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
 Kind = Enum('Kind', 'tokenizer shards pretraining finetuning rank')
 
@@ -131,8 +133,8 @@ def load_suite(
 
     Args:
         work: folder of runs and records; the default is runs/suite/<scale>.
-        added: a file of the same keys. Its lists are appended to the scale's, so its values win; the smaller
-            ``rank_tokens`` counts.
+        added: a file of the same keys. Its lists of recipes are appended to the scale's, so its values win; the
+            smaller ``rank_tokens`` counts; its other keys replace the scale's.
 
     Raises:
         InputError: an unknown scale, or settings or a choice of precision that cannot be read.
@@ -142,13 +144,15 @@ def load_suite(
         there = ', '.join(sorted(found.stem for found in find_shipped(SETTINGS_FOLDER).glob('*.yaml')))
         raise InputError(f'no {path}: the scales are {there}')
     settings = load_config(SuiteConfig, [str(path)])
-    for name in ('data', 'pretraining', 'finetuning'):
+    for name in LISTS:
         if not getattr(settings, name):
             raise InputError(f'{path}: {name} is empty: list recipes and key=value pairs')
     if added is not None:
         more = load_config(SuiteConfig, [str(added)])
-        lists = {name: getattr(settings, name) + getattr(more, name) for name in ('data', 'pretraining', 'finetuning')}
-        settings = replace(settings, **lists, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
+        lists = {name: getattr(settings, name) + getattr(more, name) for name in LISTS}
+        others = {name: getattr(more, name) or getattr(settings, name) for name in SEEDS_AND_SIZES}
+        settings = replace(settings, **lists, **others, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
+        path = Path(added)  # named in errors: the scale's own settings are tested
     overlays = dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in d.model.overlay_names)
     known = {artefact.name: None for artefact in artefacts_of(scale, has_own_tasks=True)} | overlays
     for name in settings.pretraining_seeds_of:

@@ -18,6 +18,7 @@ from maelm_composer.data.corpora import iterate_documents
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.shards import build_shards
 from maelm_composer.data.tokenizer import build_tokenizer
+from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, find_artefact
 from maelm_composer.reporting.evidence import read_csv
@@ -27,6 +28,7 @@ from maelm_composer.suite.steps import Kind, list_saved_samples, load_suite
 from maelm_composer.tasks.catalogue import TASKS
 from maelm_composer.training.plan import count_training_flops
 from maelm_composer.training.run import pretrain
+from tests.suite.conftest import write_record
 from tests.suite.test_run import read_records
 from tests.tiny import make_rows, write_rows
 
@@ -72,6 +74,12 @@ def test_settings_come_after_the_scales_own(tmp_path):
     assert (mine.data.limit('mnli'), mine.sweep.seeds) == (64, [1, 2])
     assert (short.settings.rank_tokens, whole.settings.rank_tokens) == (2000, 1_000_000)
     assert short.records == whole.records
+    seeds = {'pretraining_seeds': [5, 6], 'pretraining_seeds_of': {'table2': [5]}}
+    own = load_suite('small', tmp_path, added=write_record(tmp_path / 'seeds.yaml', seeds))
+    assert (own.list_seeds('table1', MAE_LM), own.list_seeds('table2', MAE_LM)) == ([5, 6], [5])
+    assert own.settings.pretraining_of == load_suite('small').settings.pretraining_of
+    with pytest.raises(InputError, match=r'again\.yaml: pretraining seeds \[5, 5\]: a seed is listed twice'):
+        load_suite('small', tmp_path, added=write_record(tmp_path / 'again.yaml', {'pretraining_seeds': [5, 5]}))
 
 
 def call(folder: Path, *parts: str, **environment: str) -> subprocess.CompletedProcess:
