@@ -201,6 +201,17 @@ def release_trainer(trainer: 'Trainer') -> None:
         state_dict._get_fqns.cache_clear()
 
 
+def allow_graphs() -> None:
+    """Let torch.compile make up to 32 graphs of one function; after 8, torch runs the function uncompiled.
+
+    Where FSDP2 breaks the graph of a model, the layers of the encoder, those of the decoder and its last one share a
+    function, with a graph each for training and validation, whole batches and smaller last ones: 12.
+    """
+    from torch import _dynamo  # whose import takes a second
+
+    _dynamo.config.recompile_limit = 32  # type: ignore[attr-defined]
+
+
 def silence_warnings() -> None:
     """Filter warnings of Composer and torch that a user can do nothing about."""
     for message in (

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -66,15 +67,21 @@ class Layer(nn.Module):
         return self.output_norm(hidden + self.dropout(fed_forward))
 
 
-def recompute_layers(model: nn.Module) -> None:
+def recompute_layers(model: nn.Module, compiles_layers: bool = False) -> None:
     """Activation checkpointing: keep the inputs of each layer alone, and compute the layer again in the backward pass.
 
     Dropout draws the same masks again, so loss and gradients are those of a layer that keeps its activations. The
     weights keep their names.
+
+    Args:
+        compiles_layers: each layer as a graph of its own, for a model whose graph ends at each layer (FSDP2): there
+            torch.compile would leave all that ``checkpoint`` calls uncompiled.
     """
     for layer in model.modules():
         if isinstance(layer, Layer):
-            vars(layer)['forward'] = partial(checkpoint, layer.forward, use_reentrant=False)
+            forward = partial(checkpoint, layer.forward, use_reentrant=False)
+            compiled = torch.compile(forward, fullgraph=True, dynamic=False) if compiles_layers else forward
+            vars(layer)['forward'] = compiled
 
 
 def take_rows(values: Tensor, index: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from maelm_composer.files import lock_folder
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model
-from maelm_composer.patches import release_trainer, silence_warnings
+from maelm_composer.patches import allow_graphs, release_trainer, silence_warnings
 from maelm_composer.precision import Choice, choose
 from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining, collect_provenance
 from maelm_composer.training.adapter import PretrainingModel
@@ -105,6 +105,7 @@ class _Run:
                 self.record = read_record(self.folder.uri)
                 begun = self.record.training_precision if self.record else None
                 choice = choose(config.training.precision, 'training.precision', begun)
+        self.folder.assert_shared()
         self.precision = dist.all_gather_object(choice)[0]  # the first rank's: machines may measure different speeds
         training = dataclasses.replace(config.training, precision=self.precision.precision)
         self.config = dataclasses.replace(config, training=training)
@@ -183,7 +184,7 @@ class _Run:
         self.model = build_model(config.model, config.seed, counts)
         self.attention = self.model.select_attention(config.training.attention, find_device().type)
         if config.training.activation_checkpointing:
-            recompute_layers(self.model)
+            recompute_layers(self.model, compiles_layers=config.training.compile and self.is_sharded)
         self.start = find_resume_point(self.folder, self.model, self.is_sharded)
         self.init_from = begun = self.record.init_from if self.record else None
         self.taken = ''
@@ -202,6 +203,7 @@ class _Run:
         if training.compile:
             # Shapes never change; validation is a second graph. FSDP2 gathers weights between layers, which breaks the
             # graph there.
+            allow_graphs()
             self.model.compile(fullgraph=not self.is_sharded, dynamic=False)
         # Parameters and gradients stay fp32; the adapter enters autocast for bf16.
         fsdp = FSDP2Config(reshard_after_forward=training.sharding is Sharding.full_shard, mixed_precision='FULL')

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import uuid
 from pathlib import Path
 
 from composer.utils import dist
@@ -53,6 +54,28 @@ class RunFolder:
             )
         self.write('.probe', 'probe\n')
         self.remove('.probe')
+
+    def assert_shared(self) -> None:
+        """Refuse a local folder that is another one on another node: no node would have a whole checkpoint.
+
+        Called by every rank, after :meth:`assert_writable` by the first.
+        """
+        if self.is_remote or dist.get_world_size() == dist.get_local_world_size():
+            return
+        probe = dist.all_gather_object(f'.probe-{uuid.uuid4().hex}')[0]  # a new name, which no disk's cache knows
+        with raise_on_all_ranks():
+            if dist.get_global_rank() == 0:
+                self.write(probe, '')
+        try:
+            with raise_on_all_ranks():
+                if dist.get_local_rank() == 0 and self.read(probe) is None:
+                    raise InputError(
+                        f'{self.local} of node {dist.get_node_rank()} is not that of node 0: several machines need a '
+                        'save_folder on a disk that they share, or in an object store'
+                    )
+        finally:
+            if dist.get_global_rank() == 0:
+                self.remove(probe)
 
     def read(self, name: str) -> str | None:
         """The text of a file, or None if it does not exist."""
@@ -133,7 +156,8 @@ class RunFolder:
                     upload(self.local / METRICS, join(self.uri, METRICS))
                 if dist.get_local_rank() == 0:
                     files = list_names(str(folder), recursive=True)
-                    if not files:
+                    # With ddp, a node that shares no disk with the first has an empty folder.
+                    if not (files if dist.get_global_rank() == 0 else folder.is_dir()):
                         raise InputError(f'{folder} has vanished: something else deletes the files of this run')
                     url = join(self.uri, folder.name)
                     for file in files:
@@ -189,4 +213,4 @@ class RunFolder:
         """Delete the folder that :meth:`fetch` downloaded. Called by every rank."""
         dist.barrier()
         if self.is_remote and dist.get_local_rank() == 0:
-            shutil.rmtree(checkpoint)
+            shutil.rmtree(checkpoint, ignore_errors=True)  # several nodes may share the disk

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -164,3 +166,33 @@ def start():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+ISOLATED = ('unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh')
+# Each node in a folder of its own: they share no disk.
+APART = ('sh', '-c', 'mkdir -p node$RANK && cp recipe.yaml node$RANK && cd node$RANK && exec "$@"', 'sh')
+two_machines = pytest.mark.skipif(
+    shutil.which('unshare') is None or subprocess.run([*ISOLATED, 'true'], capture_output=True).returncode != 0,
+    reason='two machines are two sets of shared memory, and mounting one takes the rights to',
+)
+
+
+@pytest.fixture
+def start_nodes(start, monkeypatch, tmp_path_factory):
+    """``start_nodes(*arguments)``: the same run on two nodes of one rank each."""
+
+    def launch(*arguments: str, before: tuple[str, ...] = ()) -> list[subprocess.Popen]:
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            port = probe.getsockname()[1]
+        common = {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1}
+        common |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+        nodes = []
+        for node in range(2):
+            own = {'RANK': node, 'NODE_RANK': node, 'TMPDIR': tmp_path_factory.mktemp('node')}
+            for name, value in (common | own).items():
+                monkeypatch.setenv(name, str(value))
+            nodes.append(start('recipe.yaml', *arguments, before=before))
+        return nodes
+
+    return launch

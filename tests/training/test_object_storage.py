@@ -20,7 +20,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
 from tests.faulty_s3 import FaultyS3
-from tests.training.conftest import count_rows
+from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
 
 
 @pytest.fixture
@@ -132,6 +132,25 @@ def test_two_ranks_go_on_through_an_outage_together(bucket, recipe, start, outag
     assert process.returncode == 0, out
     assert out.count('training goes on') == out.count('every checkpoint is uploaded') == 1
     assert_same_run('whole', fetch(bucket))
+
+
+@pytest.mark.slow
+@two_machines
+@pytest.mark.parametrize('disks', ['one', 'two'])
+@pytest.mark.parametrize('sharding', ['ddp', 'full_shard'])
+def test_two_nodes_save_to_one_bucket(bucket, recipe, start_nodes, assert_same_run, sharding, disks):
+    recipe()
+    before = (*ISOLATED, *(APART if disks == 'two' else ()))
+    arguments = (f'training.sharding={sharding}', 'save_folder=s3://runs/checkpoints')
+    for said in ('384 samples', 'recipe is complete: 384 samples'):
+        nodes = start_nodes(*arguments, before=before)
+        outs = [process.communicate(timeout=400)[0] for process in nodes]
+        assert [process.returncode for process in nodes] == [0, 0], outs
+        assert said in outs[0]
+    state = {'state.pt'} if sharding == 'ddp' else {'state/.metadata', 'state/__0_0.distcp', 'state/__1_0.distcp'}
+    saved = bucket.list_objects_v2(Bucket='runs', Prefix='checkpoints/samples-000000000384/')['Contents']
+    names = {item['Key'].split('/', 2)[2] for item in saved}
+    assert names == {'model.safetensors', 'metrics.csv', 'progress.json', *state}
 
 
 @pytest.mark.parametrize('how', ['limit', 'signal'])

@@ -4,10 +4,8 @@ import multiprocessing
 import os
 import re
 import select
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +24,7 @@ from maelm_composer.records import load_record, parse_pretraining
 from maelm_composer.training.ending import STOP_SIGNALS, StopSignals, end_before_training, follow_trainer
 from maelm_composer.training.ranks import RankWatch
 from maelm_composer.training.run import pretrain
-from tests.training.conftest import count_rows
+from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
 
 EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
 
@@ -226,34 +224,6 @@ def test_a_rank_killed_before_the_training_is_named_by_the_other(tmp_path, monke
     assert said.count('\n') == 1
 
 
-ISOLATED = ('unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh')
-two_machines = pytest.mark.skipif(
-    shutil.which('unshare') is None or subprocess.run([*ISOLATED, 'true'], capture_output=True).returncode != 0,
-    reason='two machines are two sets of shared memory, and mounting one takes the rights to',
-)
-
-
-@pytest.fixture
-def start_nodes(start, monkeypatch, tmp_path_factory):
-    """``start_nodes(*arguments)``: the same run on two nodes of one rank each."""
-
-    def launch(*arguments: str, before: tuple[str, ...] = ()) -> list[subprocess.Popen]:
-        with socket.socket() as probe:
-            probe.bind(('127.0.0.1', 0))
-            port = probe.getsockname()[1]
-        common = {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1}
-        common |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
-        nodes = []
-        for node in range(2):
-            own = {'RANK': node, 'NODE_RANK': node, 'TMPDIR': tmp_path_factory.mktemp('node')}
-            for name, value in (common | own).items():
-                monkeypatch.setenv(name, str(value))
-            nodes.append(start('recipe.yaml', *arguments, before=before))
-        return nodes
-
-    return launch
-
-
 @pytest.mark.slow
 @two_machines
 @pytest.mark.parametrize('sharding', ['ddp', 'full_shard'])
@@ -268,6 +238,18 @@ def test_two_nodes_save_to_one_disk(recipe, start_nodes, sharding):
     wanted = {'metrics.csv', 'model.safetensors', 'progress.json', 'state.pt' if sharding == 'ddp' else 'state'}
     assert all({path.name for path in checkpoint.iterdir()} == wanted for checkpoint in saved)
     assert not Path('shared/.saving').exists()
+
+
+@pytest.mark.slow
+@two_machines
+def test_nodes_without_a_common_disk_are_refused_a_local_folder(recipe, start_nodes):
+    recipe()
+    for node, process in enumerate(start_nodes('save_folder=own', before=(*ISOLATED, *APART))):
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 2, out
+        assert out.count(f'{Path("node1/own").absolute()} of node 1 is not that of node 0') == 1
+        assert 'Traceback' not in out
+        assert not list(Path(f'node{node}').glob('own/.probe*'))
 
 
 @pytest.mark.slow

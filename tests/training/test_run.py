@@ -154,16 +154,28 @@ def test_fp32_on_a_gpu_is_not_tf32(recipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('sharding, ranks', [('full_shard', 0), ('ddp', 2)])
-def test_a_run_on_several_ranks_can_be_compiled(recipe, start, sharding, ranks):
+@pytest.mark.parametrize(
+    'sharding, ranks, recomputes', [('full_shard', 0, False), ('full_shard', 0, True), ('ddp', 2, False)]
+)
+def test_a_run_on_several_ranks_can_be_compiled(recipe, start, monkeypatch, sharding, ranks, recomputes):
     short = ('training.max_samples=64', 'model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0')
+    if not ranks:  # last microbatches of another size, and three kinds of layers
+        short += (
+            'model.decoder.num_hidden_layers=2',
+            'training.device_train_microbatch_size=12',
+            'training.eval_rows=20',
+        )
     eager = pretrain(recipe('run_name=eager', *short))
     changes = (f'training.sharding={sharding}', 'training.compile=true', *short)
+    changes += (f'training.activation_checkpointing={recomputes}',)
+    monkeypatch.setenv('TORCH_LOGS', 'graph_code')
     process = start('recipe.yaml', 'run_name=compiled', *changes, ranks=ranks)
     out, _ = process.communicate(timeout=500)
     assert process.returncode == 0, out
     assert 'compiling the model in the first step' in out
     assert 'compiled: the first step took' in out
+    assert 'modules_intermediate_parameters_weight' in out  # of the layers, in a graph
+    assert 'recompile_limit' not in out
     compiled = json.loads(Path('runs/compiled/record.json').read_text())
     assert compiled['eval_loss'] == pytest.approx(eager.eval_loss, abs=1e-4)
 
