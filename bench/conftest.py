@@ -12,7 +12,7 @@ import pytest
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, OWN, Artefact, find_artefact
-from maelm_composer.reporting.evidence import read_csv
+from maelm_composer.reporting.load import read_csv
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import plan_suite, print_plan
 from maelm_composer.suite.steps import Suite, load_suite

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from bench.conftest import find_value
 from maelm_composer.reporting.artefacts import ABLATIONS, MAE_LM, average_of
-from maelm_composer.reporting.evidence import read_csv
+from maelm_composer.reporting.load import read_csv
 from maelm_composer.suite.steps import Suite
 
 

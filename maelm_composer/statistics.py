@@ -8,11 +8,12 @@ from scipy.special import stdtr, stdtrit  # Student's t: its distribution functi
 
 LEVEL = 0.95
 POWER = 0.80
+EQUAL = 1e-9  # values that differ by a smaller part are equal, but for the rounding of floating-point numbers
 
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean with Student's t interval; all fields but ``mean`` are None for a single value."""
+    """A mean with Student's t interval; all fields but ``mean`` are None for a single value, and for equal ones."""
 
     mean: float
     low: float | None  # 95 % interval of the mean
@@ -63,10 +64,12 @@ def estimate_contrast(
     of_seeds, own = sum(part for part, _ in parts), sum(found.own for found in examples)
     variance = max(of_seeds + own - sum(found.shared for found in examples), of_seeds, own)
     parts += [(found.own, found.count - 1) for found in examples]
+    if variance <= (EQUAL * max(abs(sample).max() for sample in samples)) ** 2:  # which is no certainty about the mean
+        return MeanInterval(mean, None, None, None, None)
     error = variance**0.5
-    freedom = variance**2 / sum(part**2 / n for part, n in parts) if error else len(samples[0]) - 1
+    freedom = variance**2 / sum(part**2 / n for part, n in parts)
     half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
-    p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
+    p = 2 * float(stdtr(freedom, -abs(mean) / error))
     detectable = half + float(stdtrit(freedom, POWER)) * error
     return MeanInterval(mean, mean - half, mean + half, p, detectable)
 

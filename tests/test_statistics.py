@@ -17,12 +17,15 @@ from maelm_composer.statistics import (
     measure_example_variance,
 )
 
-VALUES = st.lists(st.floats(-1, 1, allow_nan=False), min_size=2, max_size=9)
+VALUES = st.lists(st.integers(-1000, 1000).map(lambda n: n / 1000), min_size=2, max_size=9)
 
 
 @given(VALUES)
 def test_the_interval_ignores_the_order_and_holds_the_mean(values):
     found, again = estimate_mean(values), estimate_mean(values[::-1])
+    if len(set(values)) == 1:
+        assert (found.low, again.p) == (None, None)
+        return
     assert found.low <= found.mean <= found.high
     assert (again.mean, again.low) == pytest.approx((found.mean, found.low))
 
@@ -35,7 +38,8 @@ def test_a_t_interval_by_hand():
     assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))  # the t distribution of two degrees of freedom
     assert estimate_mean([2.0]) == MeanInterval(2.0, None, None, None, None)
     assert estimate_mean([1.0, math.inf]).low is None
-    assert (estimate_mean([1.0, 1.0]).p, estimate_mean([0.0, 0.0]).p) == (0.0, 1.0)
+    assert estimate_mean([1.0, 1.0]) == MeanInterval(1.0, None, None, None, None)  # equal by chance, or by nature
+    assert estimate_mean([63.4 - 61.2, 62.4 - 60.2]).p is None  # equal but for rounding
 
 
 @pytest.mark.parametrize('count', [2, 3, 5])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from maelm_composer.reporting.evidence import read_csv
+from maelm_composer.reporting.load import read_csv
 from tests.records import make_pretraining
 from tests.training.conftest import N, V, write_rows
 

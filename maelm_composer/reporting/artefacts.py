@@ -254,6 +254,7 @@ _LABELS = {
     'real_outside_share': "the real tokens' own energy outside it",
     'rank_one_residual': 'distance from rank one',
     'share_of_time_to_target': "share of RoBERTa's time",
+    'time_to_target': "time to RoBERTa's final accuracy",
     'pretrained': 'after pretraining',
     'eval_loss': 'validation loss',
     'train_loss': 'training loss',

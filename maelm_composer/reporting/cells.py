@@ -3,12 +3,13 @@
 Each number keeps the records that it is computed from, or the reason why it is missing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
 from maelm_composer.statistics import ExampleVariance, estimate_contrast, measure_example_variance
 
@@ -118,27 +119,56 @@ def combine(parts: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell
 
     Args:
         is_paired: by pretraining seed; cells of models of different sizes are independent.
+
+    Raises:
+        InputError: paired models were not trained on the same rows in the same batches.
     """
-    terms = tuple(
-        replace(term, weight=weight * term.weight, group=term.group if is_paired else number)
-        for number, (weight, cell) in enumerate(parts)
-        for term in cell.terms
-    )
     missing = [cell.missing for _, cell in parts if cell.missing]
     notes = [cell.note for _, cell in parts if cell.note]
     if is_paired and not missing:
+        _assert_same_rows([run for _, cell in parts for run in cell.runs])
+        terms = [term for _, cell in parts for term in cell.terms]
         common = find_common_seeds(terms)
         lacking = sorted(set().union(*(term.values for term in terms)) - set(common))
         if lacking:
             text = f'pretraining seeds {", ".join(map(str, lacking))} have only a part of it'
             (notes if common else missing).append(text)
+            parts = [(weight, restrict(cell, common)) for weight, cell in parts]
     return Cell(
-        terms,
+        tuple(
+            replace(term, weight=weight * term.weight, group=term.group if is_paired else number)
+            for number, (weight, cell) in enumerate(parts)
+            for term in cell.terms
+        ),
         tuple(run for _, cell in parts for run in cell.runs),
         tuple(record for _, cell in parts for record in cell.records),
         '; '.join(dict.fromkeys(missing)),
         '; '.join(dict.fromkeys(notes)),
     )
+
+
+def restrict(cell: Cell, seeds: Collection[int]) -> Cell:
+    """``cell`` of these pretraining seeds alone, with their records."""
+    runs = tuple(run for run in cell.runs if run.seed in seeds)
+    names = {run.run_name for run in runs}
+    return replace(
+        cell,
+        terms=tuple(replace(t, values={s: v for s, v in t.values.items() if s in seeds}) for t in cell.terms),
+        runs=runs,
+        records=tuple(record for record in cell.records if record.checkpoint.run_name in names),
+    )
+
+
+def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
+    first: dict[int, PretrainingRecord] = {}
+    for run in runs:
+        other = first.setdefault(run.seed, run)
+        for name in ('data_hash', 'samples', 'batches'):
+            if getattr(run, name) != getattr(other, name):
+                raise InputError(
+                    f'{other.run_name} and {run.run_name} are compared, but differ in {name}: '
+                    f'{getattr(other, name)} and {getattr(run, name)}'
+                )
 
 
 def average(cells: Sequence[Cell]) -> Cell:

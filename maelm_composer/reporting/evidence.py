@@ -1,22 +1,11 @@
-"""The committed records of one scale, and the numbers of a model that they hold.
+"""The numbers of a model that the committed records of one scale hold."""
 
-::
-
-    results/<scale>/records/
-      pretraining/<run name>.json   a run's record.json
-      pretraining/<run name>.csv    its metrics.csv, whole or thinned
-      finetuning/<key>.json
-      rank/<key>.json
-"""
-
-import csv
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
-from pathlib import Path
 
 import numpy as np
 
@@ -28,13 +17,9 @@ from maelm_composer.records import (
     LayerRanks,
     PretrainingRecord,
     RankRecord,
-    load_folder,
-    parse_finetuning,
-    parse_pretraining,
-    parse_rank,
     unpack_numbers,
 )
-from maelm_composer.reporting.artefacts import DEMO, Column, Model
+from maelm_composer.reporting.artefacts import Column, Model
 from maelm_composer.reporting.cells import WHOLE_NUMBER, Cell, Term, average
 from maelm_composer.sweep.search import select_point
 from maelm_composer.tasks.catalogue import METRICS, find_task
@@ -96,25 +81,24 @@ class Evidence:
         for run in self.find_runs(model):
             at = run.samples if samples is None else samples
             found = self._grouped.get((task, run.run_name, at), [])
-            _assert_one_experiment(found, f'{task} from {run.run_name} at {at} samples', 'checkpoint.hash')
+            if len({record.checkpoint.hash for record in found}) > 1:
+                where = f'{task} from {run.run_name} at {at} samples'
+                raise InputError(f'{where}: records of two checkpoints, with different weights: keep those of one')
             if (point := select_point(found)) is not None:
-                chosen = (record for record in found if record.point == point)
-                pairs.append((run, sorted(chosen, key=lambda record: (record.seed, record.key))))
-        _assert_one_experiment([records[0] for _, records in pairs], task)
+                chosen = sorted((r for r in found if r.point == point), key=lambda record: record.seed)
+                for one, other in itertools.pairwise(chosen):
+                    if one.seed == other.seed:
+                        raise InputError(f'records {one.key} and {other.key} are of one fine-tuning seed: keep one')
+                pairs.append((run, chosen))
         return pairs
 
     def list_own_scores(self) -> dict[str, str]:
-        """Own task -> the metric that is its score, for every own task that was fine-tuned; ordered by task.
-
-        Raises:
-            InputError: the records of a task differ in protocol or data.
-        """
+        """Own task -> the metric that is its score, for every own task that was fine-tuned; ordered by task."""
         declared = {r.task: r.protocol.get('declaration') for r in (*self.failures, *self.finetunings)}
         scores = {}
         for task, declaration in sorted(declared.items()):
             if declaration is not None:
                 finished = [record for record in self.finetunings if record.task == task]
-                _assert_one_experiment(finished, task)
                 first = (declaration.get('metrics') or METRICS[TaskKind[declaration['kind']]])[0]
                 # Of several evaluation splits, the names in the records begin with the split's.
                 names = [name for record in finished[:1] for name in record.metrics]
@@ -170,7 +154,7 @@ class Evidence:
             return cell
         values, record = cell.terms[0].values, cell.records[0]
         assert isinstance(record, FinetuningRecord)
-        return replace(cell, terms=(Term(1.0, {min(values): [100 * record.baseline]}),))  # the same for every seed
+        return replace(cell, terms=(Term(1.0, {seed: [100 * record.baseline] for seed in values}),))
 
     def rank(self, model: Model, key: str) -> Cell:
         """The value ``key`` of the last layer after pretraining."""
@@ -208,7 +192,13 @@ class Evidence:
 
     def finetuned_rank(self, model: Model, task: str) -> Cell:
         """Effective rank of the last layer after fine-tuning."""
-        return list(self.finetuned_rank_curve(model, task).values())[-1]
+        found = self.select_finetunings(model, task)
+        values = [(run, rs, [float(rank) for r in rs if (rank := r.effective_rank) is not None]) for run, rs in found]
+        if not all(len(ranks) == len(records) for _, records, ranks in values):
+            return Cell(
+                missing=f'the records of {task} from {model.run_name(self.scale)} hold no rank after fine-tuning'
+            )
+        return self._gather(model, task, values, rounding=WHOLE_NUMBER)
 
     def finetuned_rank_curve(self, model: Model, task: str) -> dict[float, Cell]:
         """Epoch -> effective rank of the last layer during fine-tuning, for the epochs that every record has.
@@ -270,42 +260,6 @@ class Evidence:
         )
 
 
-def load_evidence(folder: Path, scale: str) -> Evidence:
-    """Read ``folder``/records.
-
-    Raises:
-        InputError: no records, a file that is no record, or a record of a demo task at another scale.
-    """
-    records = folder / 'records'
-    if not records.is_dir():
-        there = sorted(p.parent.name for p in folder.parent.glob('*/records'))
-        raise InputError(f'no records in {records}: run the benchmark suite first; scales with records: {there}')
-    evidence = read_evidence(records, scale)
-    for record in (*evidence.finetunings, *evidence.failures):
-        if scale != DEMO and record.protocol.get('source') == DEMO:
-            raise InputError(f'{records}/finetuning: {record.key} is a demo task, which is no evidence at {scale}')
-    return evidence
-
-
-def read_evidence(records: Path, scale: str) -> Evidence:
-    """Read the folder ``records`` as it is; where it does not exist, nothing is recorded."""
-    runs = load_folder(records / 'pretraining', parse_pretraining)
-    finetunings = load_folder(records / 'finetuning', parse_finetuning)
-    return Evidence(
-        scale=scale,
-        runs={run.run_name: run for run in runs if isinstance(run, PretrainingRecord)},
-        curves={path.stem: read_csv(path) for path in sorted((records / 'pretraining').glob('*.csv'))},
-        finetunings=[record for record in finetunings if isinstance(record, FinetuningRecord)],
-        failures=[record for record in finetunings if isinstance(record, FailedFinetuning)],
-        ranks=load_folder(records / 'rank', parse_rank),
-    )
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding='utf-8', newline='') as file:
-        return list(csv.DictReader(file))
-
-
 def _influence_of_median(
     records: Sequence[FinetuningRecord], read: Callable[[FinetuningRecord], float], metric: str
 ) -> np.ndarray:
@@ -313,15 +267,3 @@ def _influence_of_median(
     ordered = sorted(records, key=read)
     middle = {(len(ordered) - 1) // 2, len(ordered) // 2}
     return np.mean([100 * unpack_numbers(ordered[i].influences[metric]) for i in middle], axis=0)
-
-
-def _assert_one_experiment(records: Sequence[FinetuningRecord], where: str, *others: str) -> None:
-    """Raise InputError if ``records`` differ in protocol, data or ``others``, names of attributes: keep them apart."""
-    for name in ('protocol', 'data_hash', *others):
-        read = attrgetter(name)
-        for record in records[1:]:
-            if read(record) != read(records[0]):
-                raise InputError(
-                    f'{where}: records {records[0].key} and {record.key} differ in {name.split(".")[0]}: '
-                    'keep those of one experiment'
-                )

@@ -50,7 +50,7 @@ AXES = {
     'points a decade': 'points for ten times the compute',
     'percent a decade': "% of RoBERTa's for ten times the compute",
 }
-TIME = 'share_of_time_to_target'  # a ratio: no difference is 1, not 0
+TIME = 'time_to_target'  # has an axis of its own: other shares are not of time
 AXES[TIME] = "share of RoBERTa's time"
 MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#a12622', 'X'), ('#12355b', 's'), ('#777777', 'o')), strict=True))
 # Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
@@ -208,7 +208,7 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row]) -> None:
         axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
         if row.paper is not None:
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
-    axis.axvline(1 if unit == TIME else 0, color='#555555', linewidth=0.8)
+    axis.axvline(0, color='#555555', linewidth=0.8)
     labels = [f'{find_artefact(row.artefact).label}: {name_claim(row, ", ")}' for row in claims]
     axis.set_yticks(range(len(claims)), labels)
     axis.set_ylim(len(claims) - 0.4, -0.6)

@@ -10,10 +10,11 @@ from rich.text import Text
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, artefacts_of, find_artefact, label_of
-from maelm_composer.reporting.evidence import Evidence, load_evidence
+from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.figure3 import build_figure3
 from maelm_composer.reporting.figures import DRAWINGS, draw_claims, write_figure
 from maelm_composer.reporting.ladder import build_ladder
+from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.page import CLAIMS, format_interval, format_number, make_grid, render_page
 from maelm_composer.reporting.rows import NOT_COMPARABLE, WORDS, Row, RowBuilder, load_published, write_rows
 from maelm_composer.reporting.tables import BUILDERS as TABLE_BUILDERS

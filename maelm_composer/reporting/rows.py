@@ -16,7 +16,8 @@ from maelm_composer.files import write_text
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, Record
 from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Column, Model
 from maelm_composer.reporting.cells import Cell, Estimate, subtract
-from maelm_composer.reporting.evidence import Evidence, read_csv
+from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.load import read_csv
 from maelm_composer.statistics import LEVEL, adjust_holm
 
 GAP = 'MAE-LM − RoBERTa'
@@ -205,7 +206,8 @@ def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float |
     sign = 1 if expects_more else -1
     if found.p is None or found.low is None or found.high is None:
         agrees = 'with' if sign * found.value > 0 else 'without'
-        return qualify(scale, f'{UNDECIDED}: {agrees} the sign of the claim, but from one pretraining seed')
+        why = 'from one pretraining seed' if found.pretraining_seeds == 1 else 'without a variance over the seeds'
+        return qualify(scale, f'{UNDECIDED}: {agrees} the sign of the claim, but {why}')
     if found.p < 1 - LEVEL:
         word = HOLDS if sign * found.value > 0 else FAILS
     elif margin is not None and -margin < found.low and found.high < margin:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import ABLATIONS, DELTAS, MAE_LM, ROBERTA, Column, Role, average_of, columns_of
-from maelm_composer.reporting.cells import Cell, Term, slope, subtract
+from maelm_composer.reporting.cells import Cell, Term, restrict, slope, subtract
 from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
@@ -49,11 +49,13 @@ def build_table2(builder: RowBuilder) -> list[Row]:
     cells = {model: builder.evidence.score(model, column) for model in ABLATIONS}
     rows = [builder.score(model, column, cell) for model, cell in cells.items()]
     name = column.name
-    claims = [
-        Claim(f'{model.label} − MAE-LM', name, subtract(cell, cells[MAE_LM]), builder.paper_gap(name, MAE_LM, model))
-        for model, cell in cells.items()
-        if model is not MAE_LM
-    ]
+    claims = []
+    for model, cell in cells.items():
+        if model is not MAE_LM:  # which may have more pretraining seeds than an ablation needs
+            gap = subtract(
+                cell, restrict(cells[MAE_LM], [run.seed for run in cell.runs]) if cell.runs else cells[MAE_LM]
+            )
+            claims.append(Claim(f'{model.label} − MAE-LM', name, gap, builder.paper_gap(name, MAE_LM, model)))
     return rows + builder.claims(POINTS, *claims, expects_more=False)
 
 

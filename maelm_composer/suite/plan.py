@@ -18,7 +18,8 @@ from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.model.cost import count_parameters
 from maelm_composer.records import Finetuning, load_folder, load_record, parse_finetuning, parse_pretraining, parse_rank
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
-from maelm_composer.reporting.evidence import Evidence, read_evidence
+from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.load import read_evidence
 from maelm_composer.suite.cost import Device, count_finetuning_flops, count_rank_flops, describe_device
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_saved_samples, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
@@ -233,7 +234,7 @@ class _Planner:
         pretraining = self.suite.load_pretraining(model)
         config = self.suite.load_finetuning(model, 0, ())  # neither the checkpoint nor the tasks matter here
         comparable = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
-        slots = float(os.cpu_count() or 1)
+        slots = float(max(1, len(os.sched_getaffinity(0)) // config.sweep.cpus_per_run))
         if not self.device.is_cpu and config.sweep.gpus_per_run:
             slots = self.device.count / config.sweep.gpus_per_run
         done, total, bases = 0, 0, set()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +34,7 @@ from maelm_composer.precision import choose_in
 from maelm_composer.records import (
     AnyRecord,
     EncoderIdentity,
+    FailedFinetuning,
     Finetuning,
     Parser,
     RankRecord,
@@ -43,7 +45,7 @@ from maelm_composer.records import (
     write_record,
 )
 from maelm_composer.reporting.artefacts import Artefact, Model
-from maelm_composer.reporting.evidence import load_evidence
+from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import print_tables, report, write_tables
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
@@ -197,7 +199,10 @@ def collect_run(folder: Path, records: Path) -> None:
 def collect_finetunings(found: Sequence[Finetuning], records: Path, run_name: str, samples: int, task: str) -> None:
     """Write the records of a search. Other records of this checkpoint and task, of another protocol, are removed."""
     for record in found:
-        named = record.model_copy(update={'checkpoint': _hide_path(record.checkpoint)})
+        changes: dict[str, Any] = {'checkpoint': _hide_path(record.checkpoint)}
+        if isinstance(record, FailedFinetuning):
+            changes['traceback'] = None  # it names places of the machine
+        named = record.model_copy(update=changes)
         _publish(records / 'finetuning' / f'{record.key}.json', named, parse_finetuning)
     keys = {record.key for record in found}
 

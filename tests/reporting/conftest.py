@@ -7,6 +7,8 @@ import pytest
 
 from maelm_composer.records import CONTENT_HASH
 from maelm_composer.reporting.artefacts import ABLATIONS, DELTAS, ROBERTA, Role, tasks_of
+from maelm_composer.reporting.load import load_evidence
+from maelm_composer.reporting.report import build_tables
 from tests.records import make_finetuning, make_identity, make_layer, make_pretraining, make_rank
 
 SAMPLES = (100, 200, 400)  # of the checkpoints
@@ -70,7 +72,9 @@ class Archive:
         self.write('rank', f'rank-{run}', record)
 
     def add_everything(self, seeds=SEEDS, pretraining_seeds=PRETRAINING_SEEDS, models=MODELS) -> None:
-        """MAE-LM 60 + seed, RoBERTa 56 + seed, ablations and δ between; checkpoints of MAE-LM at 52, 58 and 60.
+        """MAE-LM 60 + seed, RoBERTa 56 + seed, ablations and δ between.
+
+        Checkpoints of MAE-LM are at 52, 58 and 60, of RoBERTa at 46, 52 and 56.
 
         Every run of the n-th pretraining seed is shifted by the n-th of SHIFTS, and the m-th model's by 0.0001·m·n
         more, so that differences have a spread.
@@ -86,11 +90,18 @@ class Archive:
                 for task in tasks_of(self.scale, (Role.glue, Role.squad)):
                     for seed in seeds:
                         self.add_score(run, task, seed, base + seed / 100)
-            for samples, score in zip(SAMPLES[:-1], (0.52, 0.58), strict=True):
-                for seed in seeds:
-                    self.add_score(f'{self.scale}-s{pretraining_seed}', mnli, seed, score + shift + seed / 100, samples)
+            for name, scores in ((self.scale, (0.52, 0.58)), (roberta, (0.46, 0.52))):
+                for samples, score in zip(SAMPLES[:-1], scores, strict=True):
+                    for seed in seeds:
+                        self.add_score(f'{name}-s{pretraining_seed}', mnli, seed, score + shift + seed / 100, samples)
             self.add_rank(f'{self.scale}-s{pretraining_seed}', lead=6 + nth)
             self.add_rank(f'{roberta}-s{pretraining_seed}')
+
+
+def build(archive: Archive) -> dict:
+    """Rows by artefact, row, column and x."""
+    tables = build_tables(load_evidence(archive.results / archive.scale, archive.scale))
+    return {(r.artefact, r.row, r.column, r.x): r for rows in tables.values() for r in rows}
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from maelm_composer.reporting.artefacts import LADDER, RUNGS, Role, tasks_of
-from maelm_composer.reporting.evidence import load_evidence
+from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import build_tables, report
 from maelm_composer.reporting.rows import FAILS, HOLDS, UNDECIDED
 

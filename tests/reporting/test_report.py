@@ -14,8 +14,8 @@ import pytest
 from maelm_composer.errors import InputError
 from maelm_composer.records import pack_numbers
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER
-from maelm_composer.reporting.evidence import load_evidence, read_csv
 from maelm_composer.reporting.figures import DRAWINGS
+from maelm_composer.reporting.load import load_evidence, read_csv
 from maelm_composer.reporting.report import report, write_tables
 from maelm_composer.reporting.rows import HEADER
 from tests.reporting.conftest import PRETRAINING_SEEDS, Archive

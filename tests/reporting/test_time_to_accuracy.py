@@ -1,5 +1,6 @@
 """Time to accuracy: first crossing, interpolation, a target reached by the first checkpoint or never."""
 
+import json
 import math
 
 import pytest
@@ -7,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maelm_composer.errors import InputError
+from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
 from maelm_composer.reporting.figure3 import Axis, ScoredCheckpoint, find_arrival
+from tests.reporting.conftest import SAMPLES, build
 
 HALF = {1: 0.5}
 SCORES = st.floats(0, 1, allow_nan=False)
@@ -84,3 +87,82 @@ def test_a_higher_target_never_comes_sooner(scores, target, other):
 def test_curves_whose_costs_do_not_rise_are_refused(curve, axis):
     with pytest.raises(InputError, match=f'{axis.name} of the checkpoints must rise'):
         find_arrival(curve, 0.5, axis)
+
+
+ARRIVAL = "MAE-LM to RoBERTa's final accuracy"
+LEAD = 'figure3', 'MAE-LM − RoBERTa', 'time_to_target', None
+
+
+def test_the_lead_is_interpolated_and_in_hours(full):
+    rows = build(full)
+    # Medians 55, 61, 63 after 0.5, 1 and 2 hours; RoBERTa's 58.9 took 2.
+    assert rows['figure3', ARRIVAL, 'hours, first crossing', None].value == pytest.approx(1)
+    hours = 0.5 + 0.5 * (58.9 - 55) / 6
+    assert rows['figure3', ARRIVAL, 'hours, interpolated', None].value == pytest.approx(hours)
+    assert rows['figure3', ARRIVAL, 'flops, first crossing', None].value == pytest.approx(2e15)
+    share, lead = rows['figure3', ARRIVAL, 'share_of_time_to_target', None], rows[LEAD]
+    assert (share.value, share.paper) == (pytest.approx(hours / 2), 0.4)
+    assert (lead.value, lead.paper) == (pytest.approx(hours / 2 - 1), pytest.approx(-0.6))
+    assert lead.low < lead.value < lead.high < 0
+    assert lead.verdict.startswith('holds')
+
+
+def race(archive, *roberta, early=(0.3, 0.35), ours=None):
+    """MAE-LM's lead where RoBERTa's final scores are these, one tuple over fine-tuning seeds a pretraining seed.
+
+    Args:
+        early: scores of RoBERTa's two earlier checkpoints.
+        ours: scores of MAE-LM's checkpoints.
+    """
+    made = archive('medium')
+    made.add_everything(models=(MAE_LM, ROBERTA))
+    for pretraining_seed, scores in zip((17, 18, 19), roberta, strict=True):
+        for seed, score in enumerate(scores, start=1):
+            for samples, value in zip(SAMPLES, (*early, score), strict=True):
+                made.add_score(f'medium-roberta-s{pretraining_seed}', 'mnli', seed, value, samples)
+            for samples, value in zip(SAMPLES if ours else (), ours or (), strict=True):
+                made.add_score(f'medium-s{pretraining_seed}', 'mnli', seed, value, samples)
+    return build(made)[LEAD]
+
+
+def test_a_model_that_equals_roberta_has_no_lead_though_its_curve_is_noisy(archive):
+    lead = race(archive, [0.58] * 5, [0.5801] * 5, [0.5802] * 5, early=(0.5, 0.6), ours=(0.5, 0.6, 0.58))
+    assert lead.value == 0
+    assert lead.verdict.startswith('undecided: without the sign of the claim, but without a variance over the seeds')
+
+
+def test_a_curve_of_roberta_that_starts_at_its_end_decides_nothing(archive):
+    lead = race(archive, [0.58] * 5, [0.5801] * 5, [0.5802] * 5, early=(0.6, 0.6))
+    assert lead.verdict.startswith("undecided: RoBERTa's first recorded checkpoint is at its final accuracy already")
+
+
+@pytest.mark.parametrize('scores, missed', [((0.9, 0.9, 0.9), 3), ((0.9, 0.58, 0.58), 1)])
+def test_a_miss_is_infinity_and_undecided(archive, scores, missed):
+    lead = race(archive, *([score] * 5 for score in scores))
+    assert math.isinf(lead.value)
+    assert lead.verdict.startswith(f"undecided: of 3 pretraining seeds {missed} never reach RoBERTa's final accuracy")
+
+
+def test_a_target_at_chance_decides_nothing(archive):
+    lead = race(archive, *[[0.4 - seed / 1000 for seed in range(1, 6)]] * 3)  # a constant answer: 0.4
+    assert lead.verdict.startswith("undecided: RoBERTa's final accuracy is not above a constant answer's")
+
+
+def test_figure3_needs_a_checkpoint_before_the_last(archive):
+    made = archive('medium')
+    for name in ('medium', 'medium-roberta'):
+        made.add_run(name)
+        made.add_score(name, 'mnli', 1, 0.6)
+    lead = build(made)[LEAD]
+    assert lead.value is None
+    assert lead.note.startswith('one checkpoint of MAE-LM')
+
+
+def test_a_checkpoint_without_a_time_leaves_the_other_axes(full):
+    for path in (full.records / 'finetuning').glob('mnli-medium-s*-100-*.json'):
+        record = json.loads(path.read_text())
+        record['checkpoint']['training_seconds'] = None
+        path.write_text(json.dumps(record))
+    rows = build(full)
+    assert rows['figure3', ARRIVAL, 'samples, first crossing', None].value == 200
+    assert rows[LEAD].note == 'a record holds no hours of a checkpoint'

@@ -52,6 +52,15 @@ def test_records_of_another_protocol_go_and_all_others_stay(records):
     assert names(records / 'finetuning') == ['cola.json', 'early.json', 'new.json', 'other.json']
 
 
+def test_a_published_failure_names_no_place_of_a_machine(records):
+    trace = 'File "/home/me/maelm_composer/finetuning/fit.py", line 88'
+    failed = make_finetuning('rte', 'demo', 9600, key='new', status='failed', error='loss is nan', traceback=trace)
+    collect_finetunings([parse_finetuning(json.dumps(failed), 'x.json')], records, 'demo', 9600, 'rte')
+    published = (records / 'finetuning/new.json').read_text()
+    assert 'loss is nan' in published
+    assert '/home/me' not in published
+
+
 def test_a_checkpoint_has_one_rank_record(records):
     for key, run in (('one', 'demo'), ('two', 'demo'), ('other', 'demo-roberta')):
         collect_rank(parse_rank(json.dumps(make_rank(run, key=key)), 'x.json'), records)

@@ -21,7 +21,7 @@ from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, find_artefact
-from maelm_composer.reporting.evidence import read_csv
+from maelm_composer.reporting.load import read_csv
 from maelm_composer.suite.cost import PEAKS, describe_device
 from maelm_composer.suite.plan import plan_suite
 from maelm_composer.suite.steps import Kind, list_saved_samples, load_suite

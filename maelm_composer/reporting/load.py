@@ -1,0 +1,102 @@
+"""Reads the committed records of one scale, and refuses those that cannot be compared.
+
+::
+
+    results/<scale>/records/
+      pretraining/<run name>.json   a run's record.json
+      pretraining/<run name>.csv    its metrics.csv, whole or thinned
+      finetuning/<key>.json
+      rank/<key>.json
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+
+from maelm_composer.errors import InputError
+from maelm_composer.records import (
+    FailedFinetuning,
+    FinetuningRecord,
+    PretrainingRecord,
+    RankRecord,
+    load_folder,
+    parse_finetuning,
+    parse_pretraining,
+    parse_rank,
+)
+from maelm_composer.reporting.artefacts import DEMO
+from maelm_composer.reporting.evidence import Evidence
+
+RANK_OPTIONS = ('data_hash', 'max_tokens', 'mlm_probability', 'threshold', 'centered', 'precision', 'seed')
+
+
+def load_evidence(folder: Path, scale: str) -> Evidence:
+    """Read ``folder``/records.
+
+    Raises:
+        InputError: no records, a file that is no record, a record of a demo task at another scale, or records that
+            differ in what must be equal for all models that are compared.
+    """
+    records = folder / 'records'
+    if not records.is_dir():
+        there = sorted(p.parent.name for p in folder.parent.glob('*/records'))
+        raise InputError(f'no records in {records}: run the benchmark suite first; scales with records: {there}')
+    evidence = read_evidence(records, scale)
+    for record in (*evidence.finetunings, *evidence.failures):
+        if scale != DEMO and record.protocol.get('source') == DEMO:
+            raise InputError(f'{records}/finetuning: {record.key} is a demo task, which is no evidence at {scale}')
+    _assert_comparable(evidence)
+    return evidence
+
+
+def read_evidence(records: Path, scale: str) -> Evidence:
+    """Read the folder ``records`` as it is; where it does not exist, nothing is recorded."""
+    runs = load_folder(records / 'pretraining', parse_pretraining)
+    finetunings = load_folder(records / 'finetuning', parse_finetuning)
+    return Evidence(
+        scale=scale,
+        runs={run.run_name: run for run in runs if isinstance(run, PretrainingRecord)},
+        curves={path.stem: _read_curve(path) for path in sorted((records / 'pretraining').glob('*.csv'))},
+        finetunings=[record for record in finetunings if isinstance(record, FinetuningRecord)],
+        failures=[record for record in finetunings if isinstance(record, FailedFinetuning)],
+        ranks=load_folder(records / 'rank', parse_rank),
+    )
+
+
+def _read_curve(path: Path) -> list[dict[str, str]]:
+    rows = read_csv(path)
+    for number, row in enumerate(rows, 2):
+        try:
+            int(row['samples']), float(row['train_loss']), float(row['eval_loss'] or 0)
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f'{path}: line {number} is damaged: copy the metrics.csv of the run again') from None
+    return rows
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding='utf-8', newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def _assert_comparable(evidence: Evidence) -> None:
+    """Every task must be fine-tuned by one protocol on one set of rows, and every rank measured alike."""
+    by_task = defaultdict[str, list[FinetuningRecord]](list)
+    for record in evidence.finetunings:
+        # Whether ranks are measured, too, changes no score.
+        protocol = {name: value for name, value in record.protocol.items() if name != 'measures_rank'}
+        by_task[record.task].append(record.model_copy(update={'protocol': protocol}))
+    for task, records in by_task.items():
+        _assert_equal(records, task, 'protocol', 'data_hash')
+    _assert_equal(evidence.ranks, 'effective rank', *RANK_OPTIONS)
+
+
+def _assert_equal(records: Sequence[FinetuningRecord | RankRecord], where: str, *names: str) -> None:
+    for name in names:
+        read = attrgetter(name)
+        for record in records[1:]:
+            if read(record) != read(records[0]):
+                raise InputError(
+                    f'{where}: records {records[0].key} and {record.key} differ in {name}: keep those of one experiment'
+                )

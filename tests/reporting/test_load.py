@@ -1,0 +1,103 @@
+"""Records that contradict each other are refused; of those that do not, each number uses its own alone."""
+
+import json
+
+import pytest
+
+from maelm_composer.errors import InputError
+from maelm_composer.reporting.artefacts import ABLATIONS, MAE_LM, ROBERTA
+from tests.reporting.conftest import build
+
+MISALIGNED = next(model for model in ABLATIONS if model.label == 'misaligned position encoding')
+
+
+@pytest.fixture
+def full(archive):
+    made = archive('medium')
+    made.add_everything(seeds=(1, 2, 3), models=(MAE_LM, ROBERTA, MISALIGNED))
+    return made
+
+
+def change(archive, kind, pattern, **values):
+    """Set ``values`` in the records of ``kind`` whose names match ``pattern``."""
+    for path in (archive.records / kind).glob(pattern):
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    'kind, pattern, values, reason',
+    [
+        ('finetuning', 'rte-medium-roberta-*', {'data_hash': 'other rows'}, 'rte: records .* differ in data_hash'),
+        ('finetuning', 'rte-medium-roberta-*', {'protocol': {'source': 'hub'}}, 'rte: records .* differ in protocol'),
+        ('rank', 'rank-medium-roberta-*', {'threshold': 0.8}, 'effective rank: records .* differ in threshold'),
+        ('rank', 'rank-medium-roberta-*', {'max_tokens': 7}, 'effective rank: records .* differ in max_tokens'),
+        (
+            'pretraining',
+            'medium-roberta-*.json',
+            {'batches': 7},
+            'medium-roberta-s17 are compared, but differ in batches',
+        ),
+    ],
+)
+def test_models_that_were_measured_differently_are_not_compared(full, kind, pattern, values, reason):
+    change(full, kind, pattern, **values)
+    with pytest.raises(InputError, match=reason):
+        build(full)
+
+
+def test_whether_ranks_were_measured_makes_no_other_protocol(full):
+    changed = json.loads(next((full.records / 'finetuning').glob('rte-medium-roberta-*')).read_text())['protocol']
+    change(full, 'finetuning', 'rte-medium-roberta-*', protocol=changed | {'measures_rank': True})
+    assert build(full)['table1', 'MAE-LM − RoBERTa', 'rte', None].value is not None
+
+
+def test_a_fine_tuning_seed_counts_once(full):
+    path = next((full.records / 'finetuning').glob('rte-medium-s17-*'))
+    change(full, 'finetuning', path.name, key='again')
+    path.with_name('again.json').write_text(path.read_text())
+    change(full, 'finetuning', path.name, key=path.stem)
+    with pytest.raises(InputError, match='are of one fine-tuning seed: keep one'):
+        build(full)
+
+
+@pytest.mark.parametrize('line', ['600,300', '600,300,four,0.001,1.0,300,', ''])
+def test_a_damaged_log_is_named(full, line):
+    path = full.records / 'pretraining' / 'medium-s17.csv'
+    lines = path.read_text().splitlines()
+    path.write_text('\n'.join([*lines[:-1], line]) + '\n' if line else 'samples,batch\n2,1\n')
+    with pytest.raises(InputError, match=r'medium-s17\.csv: line \d+ is damaged: copy the metrics.csv of the run'):
+        build(full)
+
+
+def test_a_difference_names_the_runs_that_it_is_computed_from(full):
+    for path in (full.records / 'finetuning').glob('rte-medium-roberta-s18-*'):
+        path.unlink()
+    gap = build(full)['table1', 'MAE-LM − RoBERTa', 'rte', None]
+    assert gap.pretraining_seeds == 2
+    assert gap.note == 'rte of medium-roberta-s18 is not recorded; pretraining seeds 18 have only a part of it'
+    assert {'medium-s17', 'medium-s19'} <= set(gap.run_keys.split(';'))
+    assert not any('s18' in key for key in gap.run_keys.split(';'))
+
+
+def test_an_ablation_of_fewer_seeds_is_compared_with_these_and_complete(full):
+    for path in [*full.records.rglob('*medium-misaligned-s18*'), *full.records.rglob('*medium-misaligned-s19*')]:
+        path.unlink()
+    rows = build(full)
+    gap = rows['table2', 'misaligned position encoding − MAE-LM', 'glue_avg', None]
+    assert (gap.pretraining_seeds, gap.note) == (1, '')
+    assert rows['table2', 'MAE-LM', 'glue_avg', None].pretraining_seeds == 3
+
+
+def test_the_rank_after_fine_tuning_is_that_of_the_last_weights(full):
+    """Searches of different seeds may choose different numbers of epochs."""
+    curve = [{'epoch': epoch, 'effective_rank': 20 + epoch} for epoch in range(5)]
+    change(full, 'finetuning', 'mnli-medium-s17-400-*', rank_curve=curve, effective_rank=24)
+    rows = build(full)
+    assert rows['table3', 'MAE-LM', 'mnli', None].value == pytest.approx((24 + 48 + 48) / 3)
+    assert rows['figure5', 'MAE-LM', 'rank during mnli', 2].value == pytest.approx((22 + 48 + 48) / 3)
+
+
+def test_the_constant_answer_needs_no_common_seed_of_all_tasks(full):
+    for path in (full.records / 'finetuning').glob('rte-medium-roberta-s17-*'):
+        path.unlink()
+    assert build(full)['table1', 'a constant answer', 'glue_avg', None].value == pytest.approx(40)
