@@ -46,7 +46,7 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
             _name_run(merged, paths)
         if missing := sorted(OmegaConf.missing_keys(merged)):
             raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
-        config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        config: Config = _expand_home(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:  # an interpolation ${...} of a missing key
         raise InputError(f'{error.full_key}: {str(error).splitlines()[0]}') from None
     _check(config)
@@ -101,6 +101,18 @@ def _parse_override(override: str) -> Any:
         return OmegaConf.from_dotlist([override])
     except Exception as error:
         raise InputError(f'{override!r} cannot be read: {error}') from None
+
+
+def _expand_home(value: Any) -> Any:
+    """``value`` with the home folder for the ~ that begins a path; a shell leaves that of ``save_folder=~/runs``."""
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return dataclasses.replace(value, **{name: _expand_home(getattr(value, name)) for name in names})  # type: ignore[type-var]
+    if isinstance(value, dict):
+        return {key: _expand_home(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand_home(item) for item in value]
+    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith('~/') else value
 
 
 def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
@@ -227,7 +239,9 @@ def _check_model(config: PretrainingConfig) -> None:
             f'below model.relative_position_max_distance {distance}',
         )
     rate, fraction, length = masking.mlm_probability, masking.encoder_mask_fraction, model.max_seq_len
-    _require(round(rate * length) > 0, f'masking.mlm_probability {rate} masks nothing in a row of {length} tokens')
+    fewest = (math.floor if masking.rounds_at_random else round)(rate * length)  # without a mask there is no loss
+    some = 'some rows' if masking.rounds_at_random else 'a row'
+    _require(fewest > 0, f'masking.mlm_probability {rate} masks nothing in {some} of {length} tokens')
     _require(
         model.decoder is not None or fraction == 1,
         f'model.decoder is null, so masking.encoder_mask_fraction must be 1, not {fraction}: without a decoder the '

@@ -175,6 +175,14 @@ def test_a_missing_file_and_a_missing_value(load, write):
 ABSENT_DECODER = 'model.decoder is null, so masking.encoder_mask_fraction must be 1, not'
 
 
+def test_a_path_may_begin_with_the_home_folder(load, monkeypatch):
+    monkeypatch.setenv('HOME', '/home/me')
+    monkeypatch.setenv('STORE', '~/shards')
+    config = load('save_folder=~/runs/x', 'data.remote=${oc.env:STORE}', 'init_from=runs/~/y')
+    assert (config.save_folder, config.data.remote) == ('/home/me/runs/x', '/home/me/shards')
+    assert config.init_from == 'runs/~/y'
+
+
 @pytest.mark.parametrize(
     'overrides, message',
     [
@@ -195,6 +203,10 @@ ABSENT_DECODER = 'model.decoder is null, so masking.encoder_mask_fraction must b
         ('masking.mlm_probability=0', 'masking.mlm_probability 0.0: must be positive'),
         ('masking.mlm_probability=1', 'masking.mlm_probability 1.0: must be below 1'),
         ('masking.mlm_probability=0.0001', '0.0001 masks nothing in a row of 512 tokens'),
+        (
+            'masking.mlm_probability=0.0015 masking.rounds_at_random=true',
+            '0.0015 masks nothing in some rows of 512 tokens',
+        ),
         ('model.max_seq_len=3', 'masking.mlm_probability 0.15 masks nothing in a row of 3 tokens'),
         ('model.decoder=null', f'{ABSENT_DECODER} 0.0'),
         ('model.decoder=null masking.encoder_mask_fraction=0.5', f'{ABSENT_DECODER} 0.5'),

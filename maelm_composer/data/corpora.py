@@ -83,8 +83,8 @@ def find_files(source: SourceConfig) -> list[str]:
         raise InputError('a source of kind files needs paths: a list of globs')
     found: dict[str, None] = {}
     for pattern in source.paths:
-        matches = [p for p in sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) if os.path.isfile(p)]
-        if not matches and os.path.isdir(os.path.expanduser(pattern)):
+        matches = [p for p in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(p)]
+        if not matches and os.path.isdir(pattern):
             raise InputError(
                 f'{pattern} is a folder: write {os.path.join(pattern, "*.parquet")}, or another glob of its files'
             )
