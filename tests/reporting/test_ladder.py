@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from maelm_composer.reporting.artefacts import LADDER, RUNGS, Role, tasks_of
 from maelm_composer.reporting.load import load_evidence
@@ -84,6 +86,22 @@ def test_a_rung_of_one_seed_has_no_verdict_and_no_part_in_the_trend(archive):
     (trend,) = find(rows, 'MAE-LM − RoBERTa, change with ten times the compute', 'quick_avg').values()
     assert trend.value == pytest.approx(3.1 / math.log10(1e14 / 3e13))  # of the two other rungs
     assert trend.low < trend.value
+
+
+def test_the_trend_weighs_each_rung_by_its_own_variance(archive):
+    made = archive('ladder')
+    for number, seeds in enumerate((SEEDS, SEEDS, SEEDS[:2])):
+        add_rung(made, number, seeds)
+    rows = build_tables(load_evidence(made.results / 'ladder', 'ladder'))['ladder']
+    (trend,) = find(rows, 'MAE-LM − RoBERTa, change with ten times the compute', 'quick_avg').values()
+    x = np.log10([3e13, 1e14, 3e14])
+    weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
+    gaps = [[0.0, 0.0, 0.0], [3.0, 3.1, 3.2], [6.0, 6.2]]  # rungs are different models, so their seeds are not paired
+    assert trend.value == pytest.approx(sum(w * np.mean(gap) for w, gap in zip(weights, gaps, strict=True)))
+    parts = [w**2 * np.var(gap, ddof=1) / len(gap) for w, gap in zip(weights, gaps, strict=True)]
+    freedom = sum(parts) ** 2 / (parts[1] ** 2 / 2 + parts[2] ** 2 / 1)
+    assert trend.p == pytest.approx(2 * stats.t.sf(trend.value / math.sqrt(sum(parts)), freedom))
+    assert trend.pretraining_seeds == 2
 
 
 def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):

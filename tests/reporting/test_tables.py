@@ -56,6 +56,8 @@ def test_what_a_pretraining_seed_lacks_is_named_in_the_cell(archive):
 def test_a_slope_is_that_of_least_squares():
     points = [(at, Cell((Term(1.0, {17: [3 - 2 * at]}),))) for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
     assert slope(points).estimate.value == pytest.approx(-2)
+    bent = [(at, Cell((Term(1.0, {17: [value]}),))) for at, value in ((0.0, 0.0), (1.0, 1.0), (3.0, 1.0))]
+    assert slope(bent).estimate.value == pytest.approx(2 / 7)  # by hand; that of the ends is 1/3
 
 
 def test_table1(rows):
