@@ -1,5 +1,6 @@
 """One Transformer block, post-LN: x <- LN(x + drop(f(x))) for f each attention, then the feed-forward network."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -79,9 +80,10 @@ def recompute_layers(model: nn.Module, compiles_layers: bool = False) -> None:
     """
     for layer in model.modules():
         if isinstance(layer, Layer):
-            forward = partial(checkpoint, layer.forward, use_reentrant=False)
-            compiled = torch.compile(forward, fullgraph=True, dynamic=False) if compiles_layers else forward
-            vars(layer)['forward'] = compiled
+            forward: Callable[..., Tensor] = partial(checkpoint, layer.forward, use_reentrant=False)
+            if compiles_layers:
+                forward = torch.compile(forward, fullgraph=True, dynamic=False)
+            vars(layer)['forward'] = forward
 
 
 def take_rows(values: Tensor, index: Tensor) -> Tensor:
