@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtr, stdtrit  # Student's t: its distribution function and the inverse
+from scipy.special import stdtrit  # the inverse of Student's t distribution function
 
 LEVEL = 0.95
 POWER = 0.80
@@ -45,12 +45,14 @@ def estimate_contrast(
 ) -> MeanInterval:
     """The sum of the means of independent ``groups``, each with a variance of its own.
 
-    Degrees of freedom are those of Welch and Satterthwaite; for one group they are n − 1.
+    The square of the interval's half-width is the sum of the squares of the parts' half-widths, each from Student's t
+    of the part's own degrees of freedom. For one group without ``examples`` this is the t interval; else it covers at
+    least as much as it says, also where few seeds and many examples contribute alike (bench/test_intervals.py).
 
     Args:
         examples: one entry for every set of examples that the values were measured on. The variance is then that of
-            seeds plus that of examples, with the common part counted once, and at least the larger of the two. Without
-            it the interval is about these very examples.
+            seeds plus that of examples, with the common part counted once, and at least that of examples. Without it
+            the interval is about these very examples.
         rounding: for each group, the variance that rounding gives a value. The variance over seeds is at least that:
             whole numbers that happen to be equal are no certainty.
     """
@@ -60,18 +62,44 @@ def estimate_contrast(
         return MeanInterval(mean, None, None, None, None)
     floors = rounding or [0.0] * len(samples)
     spreads = [max(float(sample.var(ddof=1)), floor) for sample, floor in zip(samples, floors, strict=True)]
-    parts = [(spread / len(sample), len(sample) - 1) for spread, sample in zip(spreads, samples, strict=True)]
-    of_seeds, own = sum(part for part, _ in parts), sum(found.own for found in examples)
-    variance = max(of_seeds + own - sum(found.shared for found in examples), of_seeds, own)
-    parts += [(found.own, found.count - 1) for found in examples]
-    if variance <= (EQUAL * max(abs(sample).max() for sample in samples)) ** 2:  # which is no certainty about the mean
+    error = _Error(
+        [(spread / len(sample), len(sample) - 1) for spread, sample in zip(spreads, samples, strict=True)],
+        [(max(found.own - found.shared, 0.0), found.count - 1) for found in examples],
+        [(found.own, found.count - 1) for found in examples],
+    )
+    half = error.reach((1 - LEVEL) / 2)
+    if half <= EQUAL * max(abs(sample).max() for sample in samples):  # which is no certainty about the mean
         return MeanInterval(mean, None, None, None, None)
-    error = variance**0.5
-    freedom = variance**2 / sum(part**2 / n for part, n in parts)
-    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
-    p = 2 * float(stdtr(freedom, -abs(mean) / error))
-    detectable = half + float(stdtrit(freedom, POWER)) * error
-    return MeanInterval(mean, mean - half, mean + half, p, detectable)
+    return MeanInterval(mean, mean - half, mean + half, error.find_p(mean), half + error.reach(1 - POWER))
+
+
+# Variances of independent contributions to a mean, each with its degrees of freedom.
+Parts = list[tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class _Error:
+    """The error of a mean over seeds and examples."""
+
+    of_seeds: Parts
+    of_examples_alone: Parts  # without what the variance over seeds contains, too
+    of_examples: Parts
+
+    def reach(self, tail: float) -> float:
+        """The distance from the mean that leaves ``tail`` of the probability on each side."""
+
+        def add(parts: Parts) -> float:
+            return sum(variance * float(stdtrit(freedom, tail)) ** 2 for variance, freedom in parts)
+
+        return max(add(self.of_seeds + self.of_examples_alone), add(self.of_examples)) ** 0.5
+
+    def find_p(self, mean: float) -> float:
+        """Twice the tail at which the interval ends at zero: by bisection, since degrees of freedom differ."""
+        low, high = -230.0, np.log(0.5)  # logarithms of the tail; the lower one is about 1e-100
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.reach(float(np.exp(middle))) > abs(mean) else (low, middle)
+        return 2 * float(np.exp(high))
 
 
 def measure_example_variance(groups: Sequence[np.ndarray]) -> ExampleVariance:

@@ -10,7 +10,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -90,53 +90,69 @@ def build_figure3(builder: RowBuilder) -> list[Row]:
 
 
 def _compare(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[int, Cell]]) -> list[Row]:
-    """MAE-LM's cost of RoBERTa's final accuracy, that as a share of RoBERTa's time, and the claim.
-
-    The claim is that MAE-LM gets there earlier than RoBERTa itself, whose noisy curve may do so before its end: against
-    RoBERTa's whole time, a model would seem faster than one that equals it.
-    """
+    """MAE-LM's cost of RoBERTa's final accuracy on every axis, then what _compare_hours says."""
     pairs, missing = _pair(builder, column, curves)
     cells = [cell for curve in curves.values() for cell in curve.values()]
     source = replace(average(cells or [Cell(missing=missing)]), terms=(), missing=missing)
-    arrivals: dict[Axis, dict[int, tuple[Arrival, Arrival]]] = {}  # axis -> seed -> of RoBERTa and of MAE-LM
+    by_axis: dict[Axis, tuple[Cell, dict[int, tuple[Arrival, Arrival]]]] = {}
     rows = []
     for axis in Axis:
         points = [point for pair in pairs.values() for curve in pair for point in curve]
         cell = source
         if not missing and not all(getattr(point, axis.name) for point in points):
             cell = Cell(missing=f'a record holds no {axis.name} of a checkpoint')
-        arrivals[axis] = {} if cell.missing else {seed: _find_arrivals(pair, axis) for seed, pair in pairs.items()}
+        arrivals = {} if cell.missing else {seed: find_arrivals(pair, axis) for seed, pair in pairs.items()}
         for way in ('first_crossing', 'interpolated'):
-            costs = {seed: [getattr(mine, way)] for seed, (_, mine) in arrivals[axis].items()}
+            costs = {seed: [getattr(mine, way)] for seed, (_, mine) in arrivals.items()}
             name = f'{axis.name}, {way.replace("_", " ")}'
             rows.append(builder.value(ARRIVAL, name, axis.value, replace(cell, terms=(Term(1.0, costs),))))
+        by_axis[axis] = cell, arrivals
+    return rows + _compare_hours(builder, pairs, *by_axis[Axis.hours])
+
+
+def _compare_hours(
+    builder: RowBuilder, pairs: Mapping[int, Pair], source: Cell, hours: Mapping[int, tuple[Arrival, Arrival]]
+) -> list[Row]:
+    """MAE-LM's time to RoBERTa's final accuracy as a share of RoBERTa's, and the claim.
+
+    The claim is that MAE-LM gets there earlier than RoBERTa itself, whose noisy curve may do so before its end: against
+    RoBERTa's whole time, a model would seem faster than one that equals it.
+    """
     paper = builder.paper((MAE_LM.label,), SHARE)
     claim = Row(builder.scale, builder.artefact, GAP, LEAD, 'share', paper=None if paper is None else paper - 1)
-    hours = arrivals[Axis.hours]
-    if not hours:
-        absent = Cell(missing=missing or 'a record holds no hours of a checkpoint')
-        return [*rows, builder.value(ARRIVAL, SHARE, 'share', absent, paper), builder.make(claim, absent, None)]
+    if source.missing:
+        return [builder.value(ARRIVAL, SHARE, 'share', source, paper), builder.make(claim, source, None)]
     whole = {seed: theirs[-1].get_cost(Axis.hours) for seed, (theirs, _) in pairs.items()}
     shares = {seed: [mine.interpolated / whole[seed]] for seed, (_, mine) in hours.items()}
     leads = {seed: [(mine.interpolated - own.interpolated) / whole[seed]] for seed, (own, mine) in hours.items()}
-    rows.append(builder.value(ARRIVAL, SHARE, 'share', replace(source, terms=(Term(1.0, shares),)), paper))
-    count = min(len(theirs[-1].scores) for theirs, _ in pairs.values())
-    found = replace(estimate([Term(1.0, leads)]), count=count)
-    record, missed = source.records[0], sum(math.isinf(mine.interpolated) for _, mine in hours.values())
-    assert isinstance(record, FinetuningRecord)
-    reason = ''
-    if any(theirs[-1].median <= 100 * record.baseline for theirs, _ in pairs.values()):
-        reason = "RoBERTa's final accuracy is not above a constant answer's"
-    elif missed:
-        reason = f"of {len(pairs)} pretraining seeds {missed} never reach RoBERTa's final accuracy"
-    elif any(own.starts_above for own, _ in hours.values()):
-        reason = "RoBERTa's first recorded checkpoint is at its final accuracy already"
+    found = replace(estimate([Term(1.0, leads)]), count=min(len(theirs[-1].scores) for theirs, _ in pairs.values()))
     verdict = judge_claim(builder.scale, found, expects_more=False)
+    record = source.records[0]
+    assert isinstance(record, FinetuningRecord)
+    reason = explain_undecided(pairs.values(), hours.values(), 100 * record.baseline)
     if not reason and verdict.startswith(FAILS) and any(mine.starts_above for _, mine in hours.values()):
         reason = "MAE-LM's first recorded checkpoint is there already, so its time is an upper bound"
     if reason:
         verdict = qualify(builder.scale, f'{UNDECIDED}: {reason}')
-    return [*rows, builder.make(claim, source, found, verdict, is_compared=True)]
+    share = builder.value(ARRIVAL, SHARE, 'share', replace(source, terms=(Term(1.0, shares),)), paper)
+    return [share, builder.make(claim, source, found, verdict, is_compared=True)]
+
+
+def explain_undecided(pairs: Iterable[Pair], hours: Iterable[tuple[Arrival, Arrival]], constant: float) -> str:
+    """Why the arrivals of RoBERTa and MAE-LM decide nothing, whatever their difference; empty: they may.
+
+    Args:
+        constant: the score of the constant answer.
+    """
+    arrivals = list(hours)
+    missed = sum(math.isinf(mine.interpolated) for _, mine in arrivals)
+    if any(theirs[-1].median <= constant for theirs, _ in pairs):
+        return "RoBERTa's final accuracy is not above a constant answer's"
+    if missed:
+        return f"of {len(arrivals)} pretraining seeds {missed} never reach RoBERTa's final accuracy"
+    if any(own.starts_above for own, _ in arrivals):
+        return "RoBERTa's first recorded checkpoint is at its final accuracy already"
+    return ''
 
 
 def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -> Arrival:
@@ -160,7 +176,7 @@ def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -
     return Arrival(cost, min(start + way * (cost - start), cost), starts_above=False)
 
 
-def _find_arrivals(pair: Pair, axis: Axis) -> tuple[Arrival, Arrival]:
+def find_arrivals(pair: Pair, axis: Axis) -> tuple[Arrival, Arrival]:
     """Of RoBERTa and of MAE-LM at RoBERTa's final accuracy."""
     theirs, ours = pair
     target = theirs[-1].median

@@ -90,13 +90,13 @@ def _claim(
     rows = [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
     if len(gaps) == 1:  # a variant of one rung
         return rows
-    # A rung of one pretraining seed has no variance, and with it the slope would have none.
+    # One seed has no variance, and Student's t of two is so wide that the rung would hide what the others show.
     there = [
         (math.log10(rung.flops), cell)
         for rung, cell in gaps.items()
-        if (found := cell.estimate) and found.pretraining_seeds > 1
+        if (found := cell.estimate) and found.pretraining_seeds > 2
     ]
-    trend = Cell(missing='a slope needs two rungs of at least two pretraining seeds')
+    trend = Cell(missing='a slope needs two rungs of at least three pretraining seeds')
     if len(there) > 1:
         trend = slope(there, is_paired=False)  # rungs are models of different sizes
     return rows + builder.claims(f'{unit} a decade', Claim(f'{gap}, {TREND}', name, trend))

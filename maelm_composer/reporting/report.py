@@ -97,7 +97,6 @@ def _draw_claims(rows: Sequence[Row]) -> Table:
     table = begin_table('claim', 'score', right=('paper', 'ours'), last=('95 % interval', 'verdict'))
     for row in rows:
         paper, ours = format_number(row.paper, row.unit), format_number(row.value, row.unit)
-        table.add_row(
-            row.row, label_of(row.column), paper, ours, format_interval(row), Text(row.word, COLORS[row.word])
-        )
+        score = label_of(row.column) + ('' if row.x is None else f' at {row.x:g} {row.x_unit}')
+        table.add_row(row.row, score, paper, ours, format_interval(row), Text(row.word, COLORS[row.word]))
     return table

@@ -18,6 +18,8 @@ ROWS = {
     'own': [Row('demo', 'own', 'a constant answer', 'reviews f1', 'percent', value=40.0)],
     'figure1': [
         Row('demo', 'figure1', 'RoBERTa', 'rank_real', 'rank', value=30.0, x=1, x_unit='layer'),
+        Row('demo', 'figure1', 'RoBERTa − MAE-LM', 'rank_real', 'rank', value=2.0, x=3e13, x_unit='FLOPs',
+            verdict='fails: 3'),
         Row('demo', 'figure1', 'growth of that gap per layer', 'RoBERTa', 'rank', value=2.0, verdict='undecided: one'),
     ],
 }  # fmt: skip
@@ -40,7 +42,8 @@ def test_tables_are_whole_and_figures_show_their_claims(text):
     claim = find_cells(text, 'enc. w. [MASK] −')
     assert claim == ['enc. w. [MASK] − MAE-LM', 'demo AVG (not GLUE)', '−1.0', '−1.2', '−2.0 to −0.5', 'holds']
     assert find_cells(text, 'a constant') == ['a constant answer', '40.0']
+    assert find_cells(text, 'RoBERTa −')[1].endswith(' at 3e+13 FLOPs')
+    assert not re.search(r'\b30\b', text)  # no claim, but a number of a figure
     assert find_cells(text, 'growth of')[-1] == 'undecided'
-    assert 'rank, input without [MASK]' not in text
     assert 'table2: 1 of 4 numbers are missing' in text
     assert text.strip().endswith("Scale demo: not comparable with the paper's absolute numbers.")
