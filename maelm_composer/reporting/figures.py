@@ -54,7 +54,7 @@ TIME = 'time_to_target'  # has an axis of its own: other shares are not of time
 AXES[TIME] = "share of RoBERTa's time"
 MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#a12622', 'X'), ('#12355b', 's'), ('#777777', 'o')), strict=True))
 # Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
-LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.8, 12.2
+LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.0, 11.4
 
 
 def draw_figure1(rows: Sequence[Row]) -> Figure:
@@ -191,11 +191,11 @@ def draw_claims(tables: Mapping[str, Sequence[Row]]) -> Figure:
     for unit, found in panels.items():
         top -= LINE * len(found) + SPACE
         axis = figure.add_axes((left, (top + SPACE) / height, 0.98 - left, LINE * len(found) / height))
-        _draw_panel(axis, unit, found)
+        _draw_panel(axis, unit, found, is_named=len(tables) > 1)
     return figure
 
 
-def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row]) -> None:
+def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) -> None:
     for line, row in enumerate(claims):
         color, marker = MARKERS[row.word]
         if row.margin is not None:
@@ -209,7 +209,7 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row]) -> None:
         if row.paper is not None:
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
     axis.axvline(0, color='#555555', linewidth=0.8)
-    labels = [f'{find_artefact(row.artefact).label}: {name_claim(row, ", ")}' for row in claims]
+    labels = [(f'{find_artefact(row.artefact).label}: ' if is_named else '') + name_claim(row, ', ') for row in claims]
     axis.set_yticks(range(len(claims)), labels)
     axis.set_ylim(len(claims) - 0.4, -0.6)
     axis.set_xlabel(AXES.get(unit, unit))

@@ -45,7 +45,7 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    functions = {'number': format_number, 'interval': format_interval, 'label_of': label_of}
+    functions = {'number': format_number, 'interval': format_interval, 'name_score': name_score}
     environment.globals |= {**functions, 'not_comparable': NOT_COMPARABLE}
     return environment.get_template('page.html.j2').render(
         scale=evidence.scale,
@@ -144,8 +144,12 @@ def _name(row: Row) -> str:
 def name_claim(row: Row, before_x: str) -> str:
     """The claim without its artefact; MAE-LM − RoBERTa is left out."""
     comparison = '' if row.row == GAP else row.row.removeprefix(f'{GAP}, ') + ', '
-    name = comparison + label_of(row.column)
-    return name + ('' if row.x is None else f'{before_x}{row.x:g} {row.x_unit}')
+    return comparison + name_score(row, before_x)
+
+
+def name_score(row: Row, before_x: str = ' at ') -> str:
+    """The score and, of a figure, where: ``QQP at 3e13 FLOPs``."""
+    return label_of(row.column) + ('' if row.x is None else f'{before_x}{row.x:g} {row.x_unit}'.replace('e+', 'e'))
 
 
 def format_interval(row: Row) -> str:

@@ -9,13 +9,13 @@ from rich.text import Text
 
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.files import write_text
-from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, artefacts_of, find_artefact, label_of
+from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, artefacts_of, find_artefact
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.figure3 import build_figure3
 from maelm_composer.reporting.figures import DRAWINGS, draw_claims, write_figure
 from maelm_composer.reporting.ladder import build_ladder
 from maelm_composer.reporting.load import load_evidence
-from maelm_composer.reporting.page import CLAIMS, format_interval, format_number, make_grid, render_page
+from maelm_composer.reporting.page import CLAIMS, format_interval, format_number, make_grid, name_score, render_page
 from maelm_composer.reporting.rows import NOT_COMPARABLE, WORDS, Row, RowBuilder, load_published, write_rows
 from maelm_composer.reporting.tables import BUILDERS as TABLE_BUILDERS
 from maelm_composer.shipped import find_shipped
@@ -97,6 +97,6 @@ def _draw_claims(rows: Sequence[Row]) -> Table:
     table = begin_table('claim', 'score', right=('paper', 'ours'), last=('95 % interval', 'verdict'))
     for row in rows:
         paper, ours = format_number(row.paper, row.unit), format_number(row.value, row.unit)
-        score = label_of(row.column) + ('' if row.x is None else f' at {row.x:g} {row.x_unit}')
-        table.add_row(row.row, score, paper, ours, format_interval(row), Text(row.word, COLORS[row.word]))
+        word = Text(row.word, COLORS[row.word])
+        table.add_row(row.row, name_score(row), paper, ours, format_interval(row), word)
     return table

@@ -42,7 +42,7 @@ def test_tables_are_whole_and_figures_show_their_claims(text):
     claim = find_cells(text, 'enc. w. [MASK] −')
     assert claim == ['enc. w. [MASK] − MAE-LM', 'demo AVG (not GLUE)', '−1.0', '−1.2', '−2.0 to −0.5', 'holds']
     assert find_cells(text, 'a constant') == ['a constant answer', '40.0']
-    assert find_cells(text, 'RoBERTa −')[1].endswith(' at 3e+13 FLOPs')
+    assert find_cells(text, 'RoBERTa −')[1].endswith(' at 3e13 FLOPs')
     assert not re.search(r'\b30\b', text)  # no claim, but a number of a figure
     assert find_cells(text, 'growth of')[-1] == 'undecided'
     assert 'table2: 1 of 4 numbers are missing' in text
