@@ -6,8 +6,9 @@ Two models are pretrained with a few paired seeds and scored on one development 
 is the logistic function of a sum of normal variables: one for the example, one for model and example, one for the seed,
 one for seed and example. Over other seeds and examples, the true difference of the models is zero.
 
-Figure 3 compares two such models' times to RoBERTa's final accuracy: fine-tuned checkpoints on one rising curve, each
-with an error of its own. An experiment without a verdict counts as covered.
+Figure 3 compares two equal models' times to RoBERTa's final accuracy: fine-tuned checkpoints on one rising curve, each
+with an error of its own. An experiment counts as covered if no verdict tells the models from each other, also where
+none is possible, because a seed never gets there.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ WORLDS = {
     'both': (0.1, 0.8, 1.0),
     'examples differ most': (0.02, 1.2, 0.5),
 }
-CHECKPOINTS, SLOPES = 8, (0.3, 1.0, 3.0)  # points of accuracy a checkpoint
+CHECKPOINTS, SLOPES = 8, (0.0, 0.3, 1.0, 3.0)  # points of accuracy a checkpoint
 Interval = tuple[float | None, float | None]
 
 
@@ -82,8 +83,8 @@ def estimate_by_seeds(found: np.ndarray) -> Interval:
     return interval.low, interval.high
 
 
-def measure_coverage(seeds: int, world: str) -> dict[str, float]:
-    """Method -> the share of simulated experiments whose interval contains zero."""
+def measure_coverage(seeds: int, world: str) -> dict[str, tuple[float, float]]:
+    """Method -> the share of simulated experiments whose interval contains zero, and 1."""
     generator = np.random.default_rng([seeds, EXAMPLES, list(WORLDS).index(world)])
     of_seeds, of_examples = (generator.multinomial(n, [1 / n] * n, RESAMPLES) / n for n in (seeds, EXAMPLES))
     methods: dict[str, Callable[[np.ndarray], Interval]] = {
@@ -99,7 +100,7 @@ def measure_coverage(seeds: int, world: str) -> dict[str, float]:
         for name, method in methods.items():
             low, high = method(found)
             covered[name] += low is None or high is None or low <= 0 <= high  # equal seeds: no interval, no verdict
-    return {name: count / EXPERIMENTS for name, count in covered.items()}
+    return {name: (count / EXPERIMENTS, 1.0) for name, count in covered.items()}
 
 
 def draw_curve(generator: np.random.Generator, slope: float) -> list[ScoredCheckpoint]:
@@ -110,20 +111,23 @@ def draw_curve(generator: np.random.Generator, slope: float) -> list[ScoredCheck
     ]
 
 
-def measure_time_to_accuracy(seeds: int, slope: float) -> dict[str, float]:
-    """Method -> the share of experiments in which no verdict tells one of two equal models from the other."""
-    generator = np.random.default_rng([seeds, round(10 * slope)])
+def measure_time_to_accuracy(seeds: int, slope: float) -> dict[str, tuple[float, float]]:
+    """Method -> the shares of experiments in which no verdict tells one of two equal models from the other, and in
+    which a verdict is possible, since every seed gets to the target.
+    """
+    generator, possible = np.random.default_rng([seeds, round(10 * slope)]), 0
     covered = {"time to accuracy, against RoBERTa's whole time": 0, 'time to accuracy (used)': 0}
     for _ in range(EXPERIMENTS):
         pairs = [(draw_curve(generator, slope), draw_curve(generator, slope)) for _ in range(seeds)]
         arrivals = [find_arrivals(pair, Axis.hours) for pair in pairs]
         undecided = explain_undecided(pairs, arrivals, constant=0.0)
+        possible += not undecided
         others = [[CHECKPOINTS] * seeds, [own.interpolated for own, _ in arrivals]]
         for name, other in zip(covered, others, strict=True):
             leads = [mine.interpolated - theirs for (_, mine), theirs in zip(arrivals, other, strict=True)]
             p = None if undecided else estimate_mean(leads).p
             covered[name] += p is None or p >= 0.05
-    return {name: count / EXPERIMENTS for name, count in covered.items()}
+    return {name: (count / EXPERIMENTS, possible / EXPERIMENTS) for name, count in covered.items()}
 
 
 def test_coverage(request: pytest.FixtureRequest) -> None:
@@ -133,9 +137,9 @@ def test_coverage(request: pytest.FixtureRequest) -> None:
         for slope in SLOPES:
             shares[0, f'equal curves, {slope} points a checkpoint'] = measure_time_to_accuracy(seeds, slope)
         for (examples, world), found in shares.items():
-            for name, share in found.items():
+            for name, (share, possible) in found.items():
                 row = {'seeds': seeds, 'examples': examples, 'world': world, 'interval': name}
-                rows.append({**row, 'coverage': round(share, 3)})
+                rows.append({**row, 'coverage': round(share, 3), 'verdict_possible': round(possible, 3)})
     text = format_csv(rows)
     print('', text, sep='\n')
     if request.config.getoption('--record'):

@@ -1,6 +1,6 @@
 """Means, intervals and tests over a few seeds. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +13,13 @@ EQUAL = 1e-9  # values that differ by a smaller part are equal, but for the roun
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean with Student's t interval; all fields but ``mean`` are None for a single value, and for equal ones."""
+    """A mean with its interval; all fields but ``mean`` are None for a single value, and for equal ones."""
 
     mean: float
     low: float | None  # 95 % interval of the mean
     high: float | None
-    p: float | None  # two-sided test of a mean of zero
-    detectable: float | None  # the true mean for which about 80 % of such experiments find p < 0.05
+    p: float | None  # two-sided, of a mean of zero
+    detectable: float | None  # the true mean that 70 (two seeds) to 80 % of experiments with this spread tell from zero
 
 
 def estimate_mean(values: Sequence[float]) -> MeanInterval:
@@ -46,13 +46,15 @@ def estimate_contrast(
     """The sum of the means of independent ``groups``, each with a variance of its own.
 
     The square of the interval's half-width is the sum of the squares of the parts' half-widths, each from Student's t
-    of the part's own degrees of freedom. For one group without ``examples`` this is the t interval; else it covers at
-    least as much as it says, also where few seeds and many examples contribute alike (bench/test_intervals.py).
+    of the part's own degrees of freedom: of each group, and of each set of examples. With one group and no examples
+    this is the t interval. With several parts it covers at least as much as it says, if they are normal and
+    independent (Banerjee, Sankhya 22, 1960): P(Z² ≤ x) of a normal Z is concave in x. p is the level at which the
+    interval ends at zero.
 
     Args:
         examples: one entry for every set of examples that the values were measured on. The variance is then that of
-            seeds plus that of examples, with the common part counted once, and at least that of examples. Without it
-            the interval is about these very examples.
+            seeds plus that of examples, with the common part counted once, and the interval is at least that of the
+            examples alone. Without it the interval is about these very examples.
         rounding: for each group, the variance that rounding gives a value. The variance over seeds is at least that:
             whole numbers that happen to be equal are no certainty.
     """
@@ -62,44 +64,35 @@ def estimate_contrast(
         return MeanInterval(mean, None, None, None, None)
     floors = rounding or [0.0] * len(samples)
     spreads = [max(float(sample.var(ddof=1)), floor) for sample, floor in zip(samples, floors, strict=True)]
-    error = _Error(
-        [(spread / len(sample), len(sample) - 1) for spread, sample in zip(spreads, samples, strict=True)],
-        [(max(found.own - found.shared, 0.0), found.count - 1) for found in examples],
-        [(found.own, found.count - 1) for found in examples],
-    )
-    half = error.reach((1 - LEVEL) / 2)
+    of_seeds = [(spread / len(sample), len(sample) - 1) for spread, sample in zip(spreads, samples, strict=True)]
+    of_examples = [(found.own, found.count - 1) for found in examples]
+    of_examples_alone = [(max(found.own - found.shared, 0.0), found.count - 1) for found in examples]
+
+    def reach(tail: float) -> float:
+        return max(_reach(of_seeds + of_examples_alone, tail), _reach(of_examples, tail))
+
+    half = reach((1 - LEVEL) / 2)
     if half <= EQUAL * max(abs(sample).max() for sample in samples):  # which is no certainty about the mean
         return MeanInterval(mean, None, None, None, None)
-    return MeanInterval(mean, mean - half, mean + half, error.find_p(mean), half + error.reach(1 - POWER))
+    return MeanInterval(mean, mean - half, mean + half, _find_p(mean, reach), half + reach(1 - POWER))
 
 
-# Variances of independent contributions to a mean, each with its degrees of freedom.
-Parts = list[tuple[float, int]]
+def _reach(parts: Sequence[tuple[float, int]], tail: float) -> float:
+    """The distance from a mean that leaves at most ``tail`` of the probability on each side.
+
+    Args:
+        parts: variances of independent contributions to the mean, each with its degrees of freedom
+    """
+    return sum(variance * float(stdtrit(freedom, tail)) ** 2 for variance, freedom in parts) ** 0.5
 
 
-@dataclass(frozen=True)
-class _Error:
-    """The error of a mean over seeds and examples."""
-
-    of_seeds: Parts
-    of_examples_alone: Parts  # without what the variance over seeds contains, too
-    of_examples: Parts
-
-    def reach(self, tail: float) -> float:
-        """The distance from the mean that leaves ``tail`` of the probability on each side."""
-
-        def add(parts: Parts) -> float:
-            return sum(variance * float(stdtrit(freedom, tail)) ** 2 for variance, freedom in parts)
-
-        return max(add(self.of_seeds + self.of_examples_alone), add(self.of_examples)) ** 0.5
-
-    def find_p(self, mean: float) -> float:
-        """Twice the tail at which the interval ends at zero: by bisection, since degrees of freedom differ."""
-        low, high = -230.0, np.log(0.5)  # logarithms of the tail; the lower one is about 1e-100
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.reach(float(np.exp(middle))) > abs(mean) else (low, middle)
-        return 2 * float(np.exp(high))
+def _find_p(mean: float, reach: Callable[[float], float]) -> float:
+    """Twice the tail whose ``reach`` is ``mean``, by bisection."""
+    low, high = -230.0, float(np.log(0.5))  # logarithms of the tail; the lower one is about 1e-100
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if reach(float(np.exp(middle))) > abs(mean) else (low, middle)
+    return 2 * float(np.exp(high))
 
 
 def measure_example_variance(groups: Sequence[np.ndarray]) -> ExampleVariance:
