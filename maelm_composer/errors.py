@@ -25,7 +25,10 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn an :class:`InputError`, or an OSError such as a full disk, into one line and exit code 2; Ctrl-C, 130."""
+    """Turn an :class:`InputError`, an OSError such as a full disk, or exhausted memory into one line and exit code 2.
+
+    Ctrl-C ends with exit code 130.
+    """
     interrupts, before = [], signal.getsignal(signal.SIGINT)
 
     def interrupt(number: int, frame: object) -> None:
@@ -39,13 +42,21 @@ def one_line_errors() -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if interrupts or isinstance(error, KeyboardInterrupt):  # torch turns an interrupt into an error of its own
             raise SystemExit(128 + signal.SIGINT) from None
-        if not isinstance(error, (InputError, OSError)) or (isinstance(error, OSError) and error.errno is None):
+        is_expected = isinstance(error, InputError) or (isinstance(error, OSError) and error.errno is not None)
+        if not is_expected and not _is_of_memory(error):
             raise
         if os.environ.get('RANK', '0') != '0':
             # If rank 0 has the same error, only rank 0 prints it: the launcher ends the other ranks meanwhile.
             time.sleep(SECONDS_FOR_RANK_ZERO)
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr, flush=True)
+        text = str(error) if is_expected else f'memory ran out; use smaller batches or a smaller model: {error}'
+        print(f'error: {" ".join(text.split())}', file=sys.stderr, flush=True)
         raise SystemExit(2) from None
     finally:
         if before is signal.default_int_handler:
             signal.signal(signal.SIGINT, before)
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    """Whether torch or Python could not allocate memory. torch is not imported, since some commands do without it."""
+    is_of_torch = type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error)
+    return is_of_torch or isinstance(error, MemoryError)

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch
 
 from maelm_composer.errors import one_line_errors
 
@@ -26,3 +27,12 @@ def test_an_interrupt_that_torch_has_turned_into_an_error_of_its_own_is_an_inter
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(ValueError, match='its own'), one_line_errors():
         raise ValueError('its own')
+
+
+def test_exhausted_memory_is_one_line(capsys):
+    with pytest.raises(SystemExit, match='2'), one_line_errors():
+        torch.empty(1 << 50)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('error: memory ran out; use smaller batches')
+    with pytest.raises(SystemExit, match='2'), one_line_errors():
+        raise torch.OutOfMemoryError('CUDA out of memory.\nTried to allocate 2 GiB.')
