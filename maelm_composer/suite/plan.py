@@ -199,7 +199,7 @@ class _Planner:
                     seconds += (source.max_documents or 0) / DOCUMENTS_PER_SECOND
                 case SourceKind.files if not done:  # finished shards are used without their text
                     size = sum(os.path.getsize(path) for path in find_files(source))
-                    seconds += size / BYTES_PER_SECOND / (os.cpu_count() or 1)
+                    seconds += size / BYTES_PER_SECOND / len(os.sched_getaffinity(0))
                 case SourceKind.huggingface:
                     basis = f'not timed: downloads, see {recipe}'
         tokens = HUB_TOKENS.get(Path(recipe).stem, seconds * 0.1e6) if step.kind is Kind.shards else 0.0
@@ -285,6 +285,6 @@ class _Planner:
         share = UTILIZATION[kind]['cpu' if device.is_cpu else 'gpu']
         starts = START_SECONDS[kind] * runs
         if kind is Kind.finetuning:
-            starts /= os.cpu_count() or 1 if device.is_cpu else device.count
+            starts /= len(os.sched_getaffinity(0)) if device.is_cpu else device.count
         seconds = starts + flops / (share * speed * device.count)
         return seconds, f'FLOPs model, {share:.0%} of {speed:.1e} in {precision.name}'
