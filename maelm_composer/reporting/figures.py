@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
-from maelm_composer.reporting.artefacts import PAPER_SETTINGS, find_artefact, label_of
+from maelm_composer.reporting.artefacts import PAPER_SETTINGS, RUNGS, find_artefact, label_of
 from maelm_composer.reporting.page import name_claim
 from maelm_composer.reporting.rows import CONSTANT, GAP, WORDS, Row
 
@@ -174,6 +174,8 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
         _finish(panel, GAP, axis, label, whole=False)
     for panel in panels.flat:
         panel.set_xscale('log')
+        panel.set_xticks([rung.flops for rung in RUNGS], [f'{rung.flops:g}'.replace('e+', 'e') for rung in RUNGS])
+        panel.minorticks_off()
     return figure
 
 
@@ -202,9 +204,9 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) ->
             axis.plot(
                 [-row.margin, row.margin], [line, line], color='#e3e6ea', linewidth=5, zorder=1, solid_capstyle='butt'
             )
-        if row.low is not None and row.high is not None:
-            axis.plot([row.low, row.high], [line, line], color=color, linewidth=1.6, zorder=2)
-        filling = 'white' if row.low is None else color
+        if row.drawn_interval:
+            axis.plot(row.drawn_interval, [line, line], color=color, linewidth=1.6, zorder=2)
+        filling = color if row.drawn_interval else 'white'
         axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
         if row.paper is not None:
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
@@ -256,12 +258,13 @@ def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
 
 def _plot(panel: Axes, points: Points, label: str | None, style: Style) -> None:
     """Draw a line with 95 % intervals as bars."""
-    known: Any = [(x, r.value, r.low, r.high) for x, r in points if r.value is not None]
+    known: Any = [(x, r.value, r.drawn_interval) for x, r in points if r.value is not None]
     if not known:
         return
     panel.plot(*zip(*[point[:2] for point in known], strict=True), label=label, **{'markersize': 5, **style})
-    for x, value, low, high in known:
-        if low is not None:
+    for x, value, interval in known:
+        if interval:
+            low, high = interval
             panel.errorbar(x, value, [[value - low], [high - value]], color=style['color'], capsize=3, linewidth=1.2)
 
 

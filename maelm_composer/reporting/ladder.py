@@ -9,7 +9,16 @@ from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLUMNS, ROBERTA, RUNGS, Model, Rung
 from maelm_composer.reporting.cells import Cell, slope, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence
-from maelm_composer.reporting.rows import MARGIN_RANK_SHARE, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
+from maelm_composer.reporting.rows import (
+    ENOUGH_SEEDS,
+    MARGIN_RANK_SHARE,
+    PERCENT,
+    POINTS,
+    RANK,
+    Claim,
+    Row,
+    RowBuilder,
+)
 from maelm_composer.reporting.tables import MASKS, REAL, WITH_MASKS
 
 TREND = 'change with ten times the compute'
@@ -90,11 +99,10 @@ def _claim(
     rows = [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
     if len(gaps) == 1:  # a variant of one rung
         return rows
-    # One seed has no variance, and Student's t of two is so wide that the rung would hide what the others show.
     there = [
         (math.log10(rung.flops), cell)
         for rung, cell in gaps.items()
-        if (found := cell.estimate) and found.pretraining_seeds > 2
+        if (found := cell.estimate) and found.pretraining_seeds >= ENOUGH_SEEDS
     ]
     trend = Cell(missing='a slope needs two rungs of at least three pretraining seeds')
     if len(there) > 1:

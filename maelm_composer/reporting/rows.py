@@ -29,6 +29,7 @@ HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no differen
 # Stated before anything was measured: a difference within the margin counts as none.
 MARGIN_POINTS = 1.0
 MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
+ENOUGH_SEEDS = 3  # Student's t of two is so wide that a figure or a slope with it would show nothing else
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,13 @@ class Row:
     def word(self) -> str:
         """The verdict without its reasons; of a claim, one of :data:`WORDS`."""
         return self.verdict.split(':')[0]
+
+    @property
+    def drawn_interval(self) -> tuple[float, float] | None:
+        """The interval as figures show it: from three pretraining seeds on."""
+        if self.low is None or self.high is None or self.pretraining_seeds < ENOUGH_SEEDS:
+            return None
+        return self.low, self.high
 
 
 HEADER = [field.name for field in fields(Row)]

@@ -85,6 +85,8 @@ def test_a_rung_of_fewer_than_three_seeds_has_no_part_in_the_trend(archive, coun
     assert gaps[3e14].value == pytest.approx(6 if count == 1 else 6.1)
     assert gaps[3e14].verdict.startswith(UNDECIDED if count == 1 else HOLDS)
     assert (gaps[3e14].low is None) == (count == 1)
+    assert gaps[3e14].drawn_interval is None
+    assert gaps[1e14].drawn_interval == (gaps[1e14].low, gaps[1e14].high)
     (trend,) = find(rows, 'MAE-LM − RoBERTa, change with ten times the compute', 'quick_avg').values()
     assert trend.value == pytest.approx(3.1 / math.log10(1e14 / 3e13))  # of the two other rungs
     assert trend.low < trend.value
