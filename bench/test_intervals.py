@@ -84,7 +84,7 @@ def estimate_by_seeds(found: np.ndarray) -> Interval:
 
 
 def measure_coverage(seeds: int, world: str) -> dict[str, tuple[float, float]]:
-    """Method -> the share of simulated experiments whose interval contains zero, and 1."""
+    """Method -> the shares of simulated experiments without an interval beside zero, and with an interval."""
     generator = np.random.default_rng([seeds, EXAMPLES, list(WORLDS).index(world)])
     of_seeds, of_examples = (generator.multinomial(n, [1 / n] * n, RESAMPLES) / n for n in (seeds, EXAMPLES))
     methods: dict[str, Callable[[np.ndarray], Interval]] = {
@@ -94,13 +94,15 @@ def measure_coverage(seeds: int, world: str) -> dict[str, tuple[float, float]]:
         't by Satterthwaite over seeds and examples': estimate_by_satterthwaite,
         't over seeds, with the variance of examples (used)': estimate_crossed,
     }
-    covered = dict.fromkeys(methods, 0)
+    covered, found_one = dict.fromkeys(methods, 0), dict.fromkeys(methods, 0)
     for _ in range(EXPERIMENTS):
         found = draw_differences(generator, seeds, world)
         for name, method in methods.items():
             low, high = method(found)
-            covered[name] += low is None or high is None or low <= 0 <= high  # equal seeds: no interval, no verdict
-    return {name: (count / EXPERIMENTS, 1.0) for name, count in covered.items()}
+            has_interval = low is not None and high is not None  # equal seeds have none
+            found_one[name] += has_interval
+            covered[name] += not has_interval or low <= 0 <= high
+    return {name: (covered[name] / EXPERIMENTS, found_one[name] / EXPERIMENTS) for name in methods}
 
 
 def draw_curve(generator: np.random.Generator, slope: float) -> list[ScoredCheckpoint]:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import PAPER_SETTINGS, RUNGS, find_artefact, label_of
-from maelm_composer.reporting.page import name_claim
+from maelm_composer.reporting.page import format_x, name_claim
 from maelm_composer.reporting.rows import CONSTANT, GAP, WORDS, Row
 
 Style = dict[str, Any]
@@ -174,7 +174,7 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
         _finish(panel, GAP, axis, label, whole=False)
     for panel in panels.flat:
         panel.set_xscale('log')
-        panel.set_xticks([rung.flops for rung in RUNGS], [f'{rung.flops:g}'.replace('e+', 'e') for rung in RUNGS])
+        panel.set_xticks([rung.flops for rung in RUNGS], [format_x(rung.flops) for rung in RUNGS])
         panel.minorticks_off()
     return figure
 

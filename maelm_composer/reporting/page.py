@@ -149,7 +149,11 @@ def name_claim(row: Row, before_x: str) -> str:
 
 def name_score(row: Row, before_x: str = ' at ') -> str:
     """The score and, of a figure, where: ``QQP at 3e13 FLOPs``."""
-    return label_of(row.column) + ('' if row.x is None else f'{before_x}{row.x:g} {row.x_unit}'.replace('e+', 'e'))
+    return label_of(row.column) + ('' if row.x is None else f'{before_x}{format_x(row.x)} {row.x_unit}')
+
+
+def format_x(x: float) -> str:
+    return f'{x:g}'.replace('e+', 'e')
 
 
 def format_interval(row: Row) -> str:
