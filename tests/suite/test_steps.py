@@ -72,12 +72,14 @@ def test_no_two_rows_of_table_2_are_one_model(scale, tmp_path, monkeypatch):
         assert load_config(PretrainingConfig, files, pairs) == suite.load_pretraining(model)
 
 
-def test_the_ladder_has_its_own_seeds_at_every_rung_and_its_rungs_cost_what_they_are_called(tmp_path, monkeypatch):
+def test_the_ladder_can_have_other_seeds_at_a_rung_and_its_rungs_cost_what_they_are_called(tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
     suite = load_suite('ladder', tmp_path)
-    steps = [step for step in list_steps(suite, [LADDER]) if step.kind is Kind.pretraining]
-    counts = Counter(Path(step.model.overlays[0]).stem for step in steps)
-    assert counts == {'3e13': 15, '1e14': 10, '3e14': 6}
+    fewer = dataclasses.replace(suite.settings, pretraining_seeds_of={'3e14': [17, 18, 19]})
+    for chosen, top in ((suite, 10), (dataclasses.replace(suite, settings=fewer), 6)):
+        steps = [step for step in list_steps(chosen, [LADDER]) if step.kind is Kind.pretraining]
+        counts = Counter(Path(step.model.overlays[0]).stem for step in steps)
+        assert counts == {'3e13': 15, '1e14': 10, '3e14': top}
     for rung in RUNGS:
         mae_lm, roberta = suite.load_pretraining(rung.mae_lm), suite.load_pretraining(rung.roberta)
         assert count_training_flops(roberta) == pytest.approx(rung.flops, rel=0.01)
