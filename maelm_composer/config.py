@@ -290,4 +290,4 @@ class SuiteConfig:
     finetuning: list[str] = field(default_factory=list)  # recipe of the sweep over all tasks of the scale
     rank_tokens: int = 5_000_000  # tokens measured for a rank record
     pretraining_seeds: list[int] = field(default_factory=list)  # of every model; empty: the recipe's seed
-    pretraining_seeds_of: dict[str, list[int]] = field(default_factory=dict)  # by artefact, override those of all
+    pretraining_seeds_of: dict[str, list[int]] = field(default_factory=dict)  # of an artefact or an overlay
