@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 from maelm_composer.tasks.catalogue import GLUE
 
-# Scale -> the name of its runs, where they are another suite's: `small` is the ladder's top rung that has been trained.
-RUN_NAMES = {'small': 'ladder-1e14'}
+# Scale -> the name of its runs, where they are another suite's: rungs of the ladder.
+RUN_NAMES = {'small': 'ladder-1e14', 'small_3e14': 'ladder-3e14'}
 
 
 class Role(Enum):

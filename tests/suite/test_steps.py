@@ -24,7 +24,7 @@ from maelm_composer.suite import steps
 from maelm_composer.suite.steps import Kind, choose_artefacts, list_saved_samples, list_steps, load_suite
 from maelm_composer.training.plan import count_training_flops
 
-SCALES = ('demo', 'small', 'medium', 'base', 'base_pp', 'large_pp')
+SCALES = ('demo', 'small', 'small_3e14', 'medium', 'base', 'base_pp', 'large_pp')
 
 
 def steps_of(suite, *names):
@@ -61,7 +61,7 @@ def test_pretraining_seeds_are_a_dimension(demo, tmp_path):
     assert '-s17/samples-' in suite.load_finetuning(first.model, first.samples, first.tasks).checkpoint
 
 
-@pytest.mark.parametrize('scale', ['demo', 'small', 'medium', 'base'])
+@pytest.mark.parametrize('scale', ['demo', 'small', 'small_3e14', 'medium', 'base'])
 def test_no_two_rows_of_table_2_are_one_model(scale, tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
     suite = load_suite(scale, tmp_path)
@@ -92,9 +92,10 @@ def test_the_ladder_can_have_other_seeds_at_a_rung_and_its_rungs_cost_what_they_
             assert variant.model.decoder.num_hidden_layers == mae_lm.model.decoder.num_hidden_layers - 1
 
 
-def test_small_shares_the_runs_of_a_rung(tmp_path, monkeypatch):
+@pytest.mark.parametrize('scale, rung', zip(('small', 'small_3e14'), RUNGS[1:], strict=True))
+def test_small_shares_the_runs_of_a_rung(scale, rung, tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
-    small, ladder, (_, rung, _) = load_suite('small', tmp_path), load_suite('ladder', tmp_path), RUNGS
+    small, ladder = load_suite(scale, tmp_path), load_suite('ladder', tmp_path)
     for own, theirs in ((MAE_LM, rung.mae_lm), (ROBERTA, rung.roberta)):
         assert small.load_pretraining(own) == ladder.load_pretraining(theirs)
     assert set(small.settings.pretraining_seeds) <= set(ladder.settings.pretraining_seeds)
