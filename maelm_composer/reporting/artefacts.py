@@ -179,9 +179,9 @@ ARTEFACTS: tuple[Artefact, ...] = (
     ),
     Artefact(
         'figure4',
-        'Figure 4: fine-tuning against δ, the share of the [MASK]s that the encoder sees',
+        'Figure 4: fine-tuning and effective rank against δ, the share of the [MASK]s that the encoder sees',
         'The more [MASK]s the encoder sees, the worse',
-        tuple(Demand(model, (Role.glue, Role.squad)) for _, model in DELTAS),
+        tuple(Demand(model, (Role.glue, Role.squad), rank=True) for _, model in DELTAS),
     ),
     Artefact(
         'figure5',

@@ -167,8 +167,12 @@ class RowBuilder:
     def claim_more_dimensions(self, column: str, both: Sequence[Cell], published: str = '') -> Claim:
         """That MAE-LM's rank exceeds RoBERTa's; ``both`` as in BOTH. The margin is a share of RoBERTa's rank."""
         theirs, ours = both
-        margin = None if theirs.estimate is None else MARGIN_RANK_SHARE * theirs.estimate.value
-        return Claim(GAP, column, subtract(ours, theirs), self.paper_gap(published), margin)
+        return Claim(GAP, column, subtract(ours, theirs), self.paper_gap(published), self.rank_margin(theirs))
+
+    @staticmethod
+    def rank_margin(baseline: Cell) -> float | None:
+        """The margin of a difference from the rank ``baseline``."""
+        return None if baseline.estimate is None else MARGIN_RANK_SHARE * baseline.estimate.value
 
     def make(self, row: Row, cell: Cell, found: Estimate | None, verdict: str = '', is_compared: bool = False) -> Row:
         """``row`` with the estimate ``found`` and the records of ``cell``, or the reason why there is none.

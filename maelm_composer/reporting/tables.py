@@ -88,20 +88,27 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
 
 
 def build_figure4(builder: RowBuilder) -> list[Row]:
+    """Scores against δ as in the paper, and beside them the effective rank, by which the paper explains them."""
+    scores = {c.name: c for c in (average_of(builder.scale), columns_of(builder.scale, Role.squad)[0])}
     rows, claims = [], []
-    for column in (average_of(builder.scale), columns_of(builder.scale, Role.squad)[0]):
-        cells = {delta: builder.evidence.score(model, column) for delta, model in DELTAS}
-        papers = {delta: builder.paper((f'δ = {delta:g}',), column.name) for delta in cells}
+    for name in (*scores, REAL):
+        is_rank = name == REAL
+        cells = {
+            delta: builder.evidence.rank(model, REAL) if is_rank else builder.evidence.score(model, scores[name])
+            for delta, model in DELTAS
+        }
+        papers = {delta: builder.paper((f'δ = {delta:g}',), name) for delta in cells}
         for delta, cell in cells.items():
-            row = builder.value(f'δ = {delta:g}', column.name, PERCENT, cell, papers[delta])
+            row = builder.value(f'δ = {delta:g}', name, RANK if is_rank else PERCENT, cell, papers[delta])
             rows.append(row.at(delta, 'δ'))
         first, last = papers[0.0], papers[1.0]
         fall = None if first is None or last is None else round(last - first, 6)
+        margin = builder.rank_margin(cells[0.0]) if is_rank else None
         for claim in (
-            Claim('δ = 1 − δ = 0', column.name, subtract(cells[1.0], cells[0.0]), fall),
-            Claim('slope in δ', column.name, slope(list(cells.items()))),
+            Claim('δ = 1 − δ = 0', name, subtract(cells[1.0], cells[0.0]), fall, margin),
+            Claim('slope in δ', name, slope(list(cells.items())), margin=margin),
         ):
-            claims += builder.claims(POINTS, claim, expects_more=False)
+            claims += builder.claims(RANK if is_rank else POINTS, claim, expects_more=False)
     return rows + claims
 
 

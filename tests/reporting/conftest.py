@@ -94,8 +94,10 @@ class Archive:
                 for samples, score in zip(SAMPLES[:-1], scores, strict=True):
                     for seed in seeds:
                         self.add_score(f'{name}-s{pretraining_seed}', mnli, seed, score + shift + seed / 100, samples)
-            self.add_rank(f'{self.scale}-s{pretraining_seed}', lead=6 + nth)
-            self.add_rank(f'{roberta}-s{pretraining_seed}')
+            leads = {self.scale: 6 + nth, roberta: 0}
+            leads |= {m.run_name(self.scale): 5 - round(4 * d) for d, m in DELTAS if d and m in models}
+            for name, lead in leads.items():
+                self.add_rank(f'{name}-s{pretraining_seed}', lead)
 
 
 def build(archive: Archive) -> dict:

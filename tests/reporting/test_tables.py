@@ -10,7 +10,7 @@ from scipy import stats
 
 from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, load_folder, pack_numbers, parse_finetuning
-from maelm_composer.reporting.artefacts import MAE_LM
+from maelm_composer.reporting.artefacts import DELTAS, MAE_LM
 from maelm_composer.reporting.cells import Cell, Estimate, Term, estimate, slope
 from maelm_composer.reporting.rows import judge_claim
 from maelm_composer.sweep.search import SweepResult, TaskResult
@@ -210,6 +210,11 @@ def test_figure4_ends_in_the_rows_of_table2(rows):
         assert (point.value, point.run_keys) == (row.value, row.run_keys)
     assert rows['figure4', 'δ = 1 − δ = 0', 'glue_avg', None].paper == -1
     assert rows['figure4', 'slope in δ', 'glue_avg', None].value < 0
+    ranks = [rows['figure4', f'δ = {delta:g}', 'rank_real', delta].value for delta, _ in DELTAS]
+    assert ranks == [53, 50, 49, 48, 47]
+    fall = rows['figure4', 'δ = 1 − δ = 0', 'rank_real', None]
+    assert (fall.value, fall.margin) == (-6, pytest.approx(0.05 * 53))
+    assert rows['figure4', 'slope in δ', 'rank_real', None].word == 'holds'
 
 
 def test_a_seed_that_failed_is_named_beside_the_median_of_the_others(archive):

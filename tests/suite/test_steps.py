@@ -38,9 +38,10 @@ def test_everything_is_made_once_and_in_order(demo):
     for number, step in enumerate(steps[2:], start=2):  # a model's own steps stand together, in order
         if step.kind is not Kind.pretraining:
             assert (steps[number - 1].model, steps[number - 1].kind.value <= step.kind.value) == (step.model, True)
-    # Table 2 has 14 models, Figure 4 three more; Figure 3 two checkpoints before the last, and ranks, of both models.
+    # Table 2 has 14 models, Figure 4 three more. Figure 3 has two checkpoints before the last of both models. Ranks are
+    # those of both models and of Figure 4's other four.
     assert Counter(kinds) == {
-        Kind.tokenizer: 1, Kind.shards: 1, Kind.pretraining: 17, Kind.finetuning: 21, Kind.rank: 2
+        Kind.tokenizer: 1, Kind.shards: 1, Kind.pretraining: 17, Kind.finetuning: 21, Kind.rank: 6
     }  # fmt: skip
     assert len({(s.kind, s.model and s.model.run_name('demo'), s.samples) for s in steps}) == len(steps)
 
