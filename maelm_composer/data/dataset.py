@@ -1,5 +1,6 @@
 """Rows of token ids in an order that depends on (seed, epoch) alone, resumable within an epoch."""
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -51,9 +52,10 @@ class VerifiedStream(Stream):
         target = os.path.join(self.local, raw.basename)
         if target in self.whole and os.path.isfile(target):
             return 0
-        if os.path.isfile(target) and hash_file(target, HASH) == raw.hashes[HASH]:
-            self.whole.add(target)
-            return 0
+        with contextlib.suppress(FileNotFoundError):  # also if the cache is emptied while the file is read
+            if hash_file(target, HASH) == raw.hashes[HASH]:
+                self.whole.add(target)
+                return 0
         Path(target).unlink(missing_ok=True)  # so that no job reads a damaged file
         content = self._fetch(packed.basename, packed.hashes[HASH])
         storage.write_file(target, decompress(shard.compression, content))
