@@ -91,6 +91,9 @@ class Stack(nn.Module):
             positions, segments = position_ids.gather(1, predicted_index), segment_ids.gather(1, predicted_index)
         table = self.relative_position
         if self.backend is AttentionBackend.flex:
+            # The compiler cannot read a padded tensor inside FlexAttention's kernel unless it is stored (torch 2.11).
+            tensors = positions, position_ids, segments, segment_ids
+            positions, position_ids, segments, segment_ids = map(materialize, tensors)
             entry = None if table is None else table.entry(positions, position_ids)
             return build_flex_bias(segments, segment_ids, entry)
         bias = build_attention_bias(segments, segment_ids, None if table is None else table(positions, position_ids))

@@ -24,7 +24,7 @@ def run(model_config, batch, backend, device='cpu', dtype=None, compiled=False):
     assert set(model.select_attention(backend, device).values()) == {backend.name}
     if compiled:
         torch.compiler.reset()
-        model.compile(fullgraph=True, dynamic=False, backend='aot_eager')
+        model.compile(fullgraph=True, dynamic=False, backend='aot_eager' if device == 'cpu' else 'inductor')
     with torch.autocast(device, dtype, enabled=dtype is not None):
         loss = model(batch.to(device)).loss
     loss.backward()
@@ -33,11 +33,12 @@ def run(model_config, batch, backend, device='cpu', dtype=None, compiled=False):
 
 def assert_equal_training(actual, expected, tolerance):
     """The loss, and each gradient relative to its largest entry."""
-    assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance)
+    assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance, check_device=False)
     for name, gradient in expected[1].items():
         scale = gradient.abs().max()
         # A key's bias shifts all scores of a query alike: its gradient is zero but for rounding.
-        assert_close(actual[1][name] / (scale + 1e-6), gradient / (scale + 1e-6), rtol=0, atol=max(tolerance, 1e-5))
+        actual_share, share = (g / (scale.to(g.device) + 1e-6) for g in (actual[1][name], gradient))
+        assert_close(actual_share, share, rtol=0, atol=max(tolerance, 1e-5), check_device=False)
 
 
 @on_every_way_to_attend
@@ -79,13 +80,29 @@ def test_dropout_leaves_the_mean_of_the_probabilities(compiled):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize('dtype', [None, torch.bfloat16])
-@pytest.mark.parametrize('backend', [SDPA, FLEX])
-def test_backends_train_alike_on_a_gpu(config, make_batch, backend, dtype):
+@pytest.mark.parametrize('backend, compiled', [(SDPA, False), (FLEX, False), (SDPA, True), (FLEX, True)])
+def test_backends_train_alike_on_a_gpu(config, make_batch, backend, compiled, dtype):
     """Compiled FlexAttention; heads of at least 16, as its kernels want."""
     model_config = config(True, DECODER_WITH_BIAS | {'num_attention_heads': 2}, num_attention_heads=2)
     batch = make_batch(model_config)
     expected = run(model_config, batch, DENSE)
-    assert_equal_training(run(model_config, batch, backend, 'cuda', dtype), expected, 2e-2 if dtype else 1e-4)
+    actual = run(model_config, batch, backend, 'cuda', dtype, compiled)
+    assert_equal_training(actual, expected, 2e-2 if dtype else 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('has_decoder', [True, False])
+@torch.no_grad()
+def test_a_compiled_model_is_validated_on_a_gpu(config, make_batch, has_decoder):
+    """Without gradients the compiler stores fewer tensors than in training."""
+    model_config = config(has_decoder, DECODER_WITH_BIAS | {'num_attention_heads': 2}, num_attention_heads=2)
+    batch = make_batch(model_config, encoder_mask_fraction=0.0 if has_decoder else 1.0)
+    model = build_model(model_config, seed=3)
+    expected = model(batch).loss
+    model.to('cuda').select_attention(FLEX, 'cuda')
+    torch.compiler.reset()
+    model.compile(fullgraph=True, dynamic=False)
+    assert_close(model(batch.to('cuda')).loss, expected, rtol=1e-4, atol=1e-4, check_device=False)
 
 
 @pytest.mark.parametrize('queries, keys', [(256, 300), (140, 512)])
