@@ -10,6 +10,8 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128  # queries and keys along a side of the tiles that FlexAttention may skip
+# Validation uses training's kernel, not FlexDecoding, with which three runs on a GPU ended (docs/architecture.md).
+KERNEL_OPTIONS = {'FORCE_USE_FLEX_ATTENTION': True}
 BiasEntry = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, query and key indices
 
 
@@ -51,7 +53,7 @@ def build_flex_bias(query_segments: Tensor, key_segments: Tensor, relative: Bias
 def attend_flex(query: Tensor, key: Tensor, value: Tensor, bias: FlexBias) -> Tensor:
     """FlexAttention on a GPU, compiled even in an eager model because its eager form is slow."""
     kernel: Any = flex_attention if torch.compiler.is_compiling() else _compile_flex()
-    return kernel(query, key, value, bias.score_mod, bias.block_mask)
+    return kernel(query, key, value, bias.score_mod, bias.block_mask, kernel_options=KERNEL_OPTIONS)
 
 
 def _list_tiles(is_chosen: Tensor) -> tuple[Tensor, Tensor]:
