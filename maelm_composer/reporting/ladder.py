@@ -29,7 +29,10 @@ Read = Callable[[Evidence, Model], Cell]
 
 
 def build_ladder(builder: RowBuilder) -> list[Row]:
-    """All models' numbers at every rung; then each MAE-LM − RoBERTa, and the slope of that over log compute."""
+    """All models' numbers at every rung; then each MAE-LM − RoBERTa, and their slopes over log compute.
+
+    The rungs of a score are one family for Holm's correction, and so are the slopes.
+    """
     rows: list[Row] = []
     cells: dict[str, dict[str, dict[Rung, Cell]]] = {name: {} for name in NUMBERS}  # by column, label and rung
     for name, (unit, read) in NUMBERS.items():
@@ -49,11 +52,22 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
         for rung, both in pairs['eval_loss'].items():  # the paper claims nothing about the loss
             rows.append(builder.value(gap, 'eval_loss', 'nats', subtract(*both)).at(rung.flops, 'FLOPs'))
         excess = {rung: subtract_relative(*both) for rung, both in pairs[REAL].items()}
-        rows += _claim(builder, gap, RELATIVE, PERCENT, excess, paper if is_paper else None, 100 * MARGIN_RANK_SHARE)
+        differences: dict[str, tuple[str, dict[Rung, Cell], float | None, float | None]]
+        differences = {RELATIVE: (PERCENT, excess, paper, 100 * MARGIN_RANK_SHARE)}
         for name, (unit, _) in NUMBERS.items():
             if unit == PERCENT:
                 gaps = {rung: subtract(*both) for rung, both in pairs[name].items()}
-                rows += _claim(builder, gap, name, POINTS, gaps, builder.paper_gap(name) if is_paper else None)
+                differences[name] = POINTS, gaps, builder.paper_gap(name), None
+        for name, (unit, gaps, published, margin) in differences.items():
+            published = published if is_paper else None
+            claims = builder.claims(unit, *(Claim(gap, name, cell, published, margin) for cell in gaps.values()))
+            rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
+        slopes = [
+            Claim(f'{gap}, {TREND}', name, _measure_trend(gaps), unit=f'{unit} a decade')
+            for name, (unit, gaps, *_) in differences.items()
+            if len(gaps) > 1  # not a variant of one rung
+        ]
+        rows += builder.claims(POINTS, *slopes)
     return rows
 
 
@@ -85,26 +99,13 @@ NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's nu
 }
 
 
-def _claim(
-    builder: RowBuilder,
-    gap: str,
-    name: str,
-    unit: str,
-    gaps: dict[Rung, Cell],
-    paper: float | None,
-    margin: float | None = None,
-) -> list[Row]:
-    """The difference at every rung, one family for Holm's correction, then its slope over log10(FLOPs)."""
-    claims = builder.claims(unit, *(Claim(gap, name, cell, paper, margin) for cell in gaps.values()))
-    rows = [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
-    if len(gaps) == 1:  # a variant of one rung
-        return rows
-    there = [
+def _measure_trend(gaps: dict[Rung, Cell]) -> Cell:
+    """The slope of a difference over log10(FLOPs)."""
+    points = [
         (math.log10(rung.flops), cell)
         for rung, cell in gaps.items()
         if (found := cell.estimate) and found.pretraining_seeds >= ENOUGH_SEEDS
     ]
-    trend = Cell(missing='a slope needs two rungs of at least three pretraining seeds')
-    if len(there) > 1:
-        trend = slope(there, is_paired=False)  # rungs are models of different sizes
-    return rows + builder.claims(f'{unit} a decade', Claim(f'{gap}, {TREND}', name, trend))
+    if len(points) < 2:
+        return Cell(missing='a slope needs two rungs of at least three pretraining seeds')
+    return slope(points, is_paired=False)  # rungs are models of different sizes

@@ -103,6 +103,7 @@ class Claim:
     cell: Cell
     paper: float | None = None  # the paper's own difference
     margin: float | None = None  # a smaller difference counts as none; None: no such margin, or that of points
+    unit: str = ''  # empty: that of the family
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,14 @@ class RowBuilder:
         adjusted = dict(zip(tested, adjust_holm(list(tested.values())), strict=True))
         rows = []
         for i, claim in enumerate(claims):
-            row = Row(self.scale, self.artefact, claim.row, claim.column, unit, paper=claim.paper)
+            row = Row(self.scale, self.artefact, claim.row, claim.column, claim.unit or unit, paper=claim.paper)
             found, verdict = claim.cell.estimate, ''
             if found is not None:
-                margin = MARGIN_POINTS if unit == POINTS else claim.margin
+                margin = MARGIN_POINTS if row.unit == POINTS else claim.margin
                 row, found = replace(row, margin=margin), replace(found, p=adjusted.get(i))
                 verdict = judge_claim(self.scale, found, expects_more, margin, len(tested))
             # Ranks are not compared below base, whose models have more dimensions.
-            rows.append(self.make(row, claim.cell, found, verdict, is_compared=unit != RANK))
+            rows.append(self.make(row, claim.cell, found, verdict, is_compared=row.unit != RANK))
         return rows
 
     def claim_more_dimensions(self, column: str, both: Sequence[Cell], published: str = '') -> Claim:

@@ -64,6 +64,7 @@ def test_differences_are_paired_and_their_growth_is_per_decade(rows):
         assert trend.value == pytest.approx(step / decade)
         assert trend.low < trend.value < trend.high
         assert trend.pretraining_seeds == 3
+        assert 'one of 5 by Holm' in trend.verdict
 
 
 def test_a_variant_of_one_rung_is_compared_there_and_has_no_trend(rows):
