@@ -61,7 +61,7 @@ class Artefact:
 
     name: str  # results/<scale>/<name>.csv
     title: str
-    claim: str  # the paper's claim, in our words
+    claim: str  # the paper's claim, in our words; empty: the paper makes none
     demands: tuple[Demand, ...]
 
     @property
@@ -149,7 +149,7 @@ RUNGS = (_make_rung('3e13', decoder_1_layer='MAE-LM, one decoder layer'), _make_
 ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
         'table1',
-        'Table 1: GLUE and SQuAD 2.0 development sets, medians over seeds',
+        'Table 1: GLUE and SQuAD 2.0 development sets',
         'MAE-LM beats the RoBERTa baseline trained on the same rows',
         tuple(Demand(model, (Role.glue, Role.squad)) for model in _BOTH),
     ),
@@ -195,12 +195,12 @@ ARTEFACTS: tuple[Artefact, ...] = (
         'Part of the [MASK] rows lies outside the space of the real tokens (Theorem 2.2)',
         tuple(Demand(model, rank=True) for model in _BOTH),
     ),
-    Artefact('training', 'Pretraining loss', 'No claim of the paper', tuple(Demand(model) for model in _BOTH)),
+    Artefact('training', 'Pretraining loss', '', tuple(Demand(model) for model in _BOTH)),
 )
 # At scales whose recipe of fine-tuning declares tasks (docs/tasks.md).
 OWN = Artefact(
     'own',
-    'Own tasks: development sets, medians over seeds',
+    'Own tasks: development sets',
     'MAE-LM beats the RoBERTa baseline trained on the same rows',
     tuple(Demand(model, own_tasks=True) for model in _BOTH),
 )
@@ -253,6 +253,10 @@ _LABELS = {
     'mask_outside_share': "[MASK] energy outside the real tokens' space",
     'real_outside_share': "the real tokens' own energy outside it",
     'rank_one_residual': 'distance from rank one',
+    **{
+        f'principal_angle_{index}': f'principal angle, {name}'
+        for index, name in enumerate(('smallest', 'lower quartile', 'median', 'upper quartile', 'largest'))
+    },
     'share_of_time_to_target': "share of RoBERTa's time",
     'time_to_target': "time to RoBERTa's final accuracy",
     'pretrained': 'after pretraining',
@@ -268,7 +272,7 @@ _LABELS = {
     'hours': 'pretraining time',
     'flops': 'FLOPs of pretraining',
     'samples': 'rows of pretraining',
-    'real_rank_excess': "rank in % of RoBERTa's",
+    'real_rank_excess': "rank above RoBERTa's",
     'departure': 'tokens until the training loss is 1 nat below its beginning',
 }
 DEMO = 'demo'

@@ -102,6 +102,9 @@ def _compare(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[in
         if not missing and not all(getattr(point, axis.name) for point in points):
             cell = Cell(missing=f'a record holds no {axis.name} of a checkpoint')
         arrivals = {} if cell.missing else {seed: find_arrivals(pair, axis) for seed, pair in pairs.items()}
+        if never := sum(math.isinf(mine.interpolated) for _, mine in arrivals.values()):
+            text = f'never in {never} of {len(arrivals)} seeds'
+            cell = replace(cell, note='; '.join(filter(None, (text, cell.note))))
         for way in ('first_crossing', 'interpolated'):
             costs = {seed: [getattr(mine, way)] for seed, (_, mine) in arrivals.items()}
             name = f'{axis.name}, {way.replace("_", " ")}'
@@ -149,7 +152,7 @@ def explain_undecided(pairs: Iterable[Pair], hours: Iterable[tuple[Arrival, Arri
     if any(theirs[-1].median <= constant for theirs, _ in pairs):
         return "RoBERTa's final accuracy is not above a constant answer's"
     if missed:
-        return f"of {len(arrivals)} pretraining seeds {missed} never reach RoBERTa's final accuracy"
+        return f"{missed} of {len(arrivals)} pretraining seeds never reach RoBERTa's final accuracy"
     if any(own.starts_above for own, _ in arrivals):
         return "RoBERTa's first recorded checkpoint is at its final accuracy already"
     return ''

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import PAPER_SETTINGS, RUNGS, find_artefact, label_of
 from maelm_composer.reporting.page import format_x, name_claim
-from maelm_composer.reporting.rows import CONSTANT, GAP, WORDS, Row
+from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, WORDS, Row
 
 Style = dict[str, Any]
 Points = list[tuple[float, Row]]
@@ -97,18 +97,18 @@ def draw_figure3(rows: Sequence[Row]) -> Figure:
 
 
 def draw_figure4(rows: Sequence[Row]) -> Figure:
-    columns = list(dict.fromkeys(r.column for r in rows if r.x is not None))
+    columns = list(dict.fromkeys(r.column for r in rows if r.x is not None and r.value is not None))
     figure, panels = _panels(len(columns))
-    for panel, column, style in zip(panels, columns, (DARK, LIGHT, MIDDLE), strict=True):
-        points, is_rank = _find(rows, column), column == 'rank_real'
-        _plot(panel, points, 'after pretraining, last layer' if is_rank else 'median over seeds', style)
+    for panel, column, style in zip(panels, columns, (DARK, LIGHT, MIDDLE), strict=False):
+        points = _find(rows, column)
+        _plot(panel, points, None, style)
         paper = [(r.x, r.paper) for _, r in points if r.paper is not None]
         if paper and points[0][1].scale in PAPER_SETTINGS:
             panel.plot(*zip(*paper, strict=True), label='paper', linewidth=0, marker='x', color='#555555')
         elif paper:  # outside the axis at this scale, so printed as text
             numbers = ', '.join(f'{value:g} at δ = {x:g}' for x, value in paper)
             panel.text(0.0, 1.02, f'paper, base: {numbers}', transform=panel.transAxes, fontsize=8, color='#555555')
-        label = '0.9-effective rank' if is_rank else f'{label_of(column)} [%]'
+        label = f'{label_of(column)} [%]' if points[0][1].unit == PERCENT else '0.9-effective rank'
         _finish(panel, '', 'δ, share of the [MASK]s that the encoder sees', label, whole=False)
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1])
     return figure

@@ -46,7 +46,8 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         keep_trailing_newline=True,
     )
     functions = {'number': format_number, 'interval': format_interval, 'name_score': name_score}
-    environment.globals |= {**functions, 'not_comparable': NOT_COMPARABLE}
+    functions |= {'value': format_value, 'unit': name_unit, 'axis': format_x}
+    environment.globals |= {**functions, 'not_comparable': NOT_COMPARABLE, 'constant': CONSTANT}
     return environment.get_template('page.html.j2').render(
         scale=evidence.scale,
         demo=DEMO,
@@ -66,16 +67,18 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
     """The rows of one artefact: values, claims, the points of a figure that is drawn, and missing numbers."""
     values = [row for row in rows if row.value is not None and not row.is_claim]
     points = [row for row in values if has_picture and row.x is not None]
+    axes = dict.fromkeys(row.x_unit for row in points)  # Figure 5 has two
     missing: dict[str, list[str]] = defaultdict(list)  # reason -> numbers
     for row in rows:
         if row.value is None:
-            missing[row.note].append(f'{row.row}, {row.column}')
+            missing[row.note].append(f'{row.row}, {name_score(row)}')
     return {
         'artefact': find_artefact(name),
         'numbers': make_grid([row for row in values if row not in points]),
         'claims': [row for row in rows if row.is_claim],
-        'points': make_grid(points),
+        'points': [make_grid([row for row in points if row.x_unit == unit]) for unit in axes],
         'num_points': len(points),
+        'has_paper': any(row.paper is not None for row in rows),
         'missing': missing,
     }
 
@@ -90,6 +93,7 @@ def make_grid(rows: Sequence[Row]) -> dict[str, Any]:
             label_of(name) + ('' if unit in ('percent', 'rank', 'share') else f' [{unit}]')
             for name, unit in units.items()
         ],
+        'seeds': max((row.pretraining_seeds for row in rows), default=0),
         'best': {place for name in units for place in _find_best([row for row in rows if row.column == name])},
         'lines': [
             (label, x, [cells.get((label, x, name)) for name in units])
@@ -153,23 +157,49 @@ def name_score(row: Row, before_x: str = ' at ') -> str:
 
 
 def format_x(x: float) -> str:
-    return f'{x:g}'.replace('e+', 'e')
+    return f'{x:g}'.replace('e+', 'e') if x >= 1e12 else f'{x:,.10g}'
+
+
+def name_unit(row: Row) -> str:
+    """The unit of a comparison."""
+    unit = row.unit.removesuffix(' a decade')
+    return {'rank': 'dimensions', 'percent': "% of RoBERTa's"}.get(unit, unit)
 
 
 def format_interval(row: Row) -> str:
-    return '' if row.low is None else f'{format_number(row.low, row.unit)} to {format_number(row.high, row.unit)}'
+    """``low to high``, with so many digits that a bound outside the margin does not look as if it were its end."""
+    if row.low is None or row.high is None:
+        return ''
+    bounds, margin = (row.low, row.high), row.margin
+    digits = DIGITS.get(row.unit)
+    while (
+        digits is not None
+        and margin is not None
+        and any(abs(bound) > margin == round(abs(bound), digits) for bound in bounds)
+    ):
+        digits += 1
+    return ' to '.join(format_number(bound, row.unit, digits=digits) for bound in bounds)
 
 
-def format_number(value: float | None, unit: str, is_signed: bool = False) -> str:
+def format_value(row: Row, is_signed: bool = False) -> str:
+    """The value; if it is infinite because some pretraining seeds never arrived, that."""
+    is_never = row.value is not None and math.isinf(row.value)
+    return row.note if is_never and row.note else format_number(row.value, row.unit, is_signed)
+
+
+def format_number(value: float | None, unit: str, is_signed: bool = False, digits: int | None = None) -> str:
     """``value`` with the digits that suit ``unit``, thousands separators and a typographic minus sign."""
     if value is None:
         return ''
     if math.isinf(value):
         return 'never' if value > 0 else '−∞'
+    if unit == 'tokens' and value >= 1e6:
+        return f'{value / 1e6:,.2f} million'
     sign = '+' if is_signed else ''
-    digits = 0 if unit == 'rank' and value == int(value) else DIGITS.get(unit.removesuffix(' a decade'))
+    if digits is None:
+        digits = 0 if unit == 'rank' and value == int(value) else DIGITS.get(unit.removesuffix(' a decade'))
     text = f'{value:{sign},.4g}' if digits is None else f'{value:{sign},.{digits}f}'
-    return text.replace('-', '−')
+    return (text if text.strip('+-0.') else text.lstrip('+-')).replace('-', '−')
 
 
 def _describe_cost(evidence: Evidence) -> str:

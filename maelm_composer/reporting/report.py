@@ -15,7 +15,15 @@ from maelm_composer.reporting.figure3 import build_figure3
 from maelm_composer.reporting.figures import DRAWINGS, draw_claims, write_figure
 from maelm_composer.reporting.ladder import build_ladder
 from maelm_composer.reporting.load import load_evidence
-from maelm_composer.reporting.page import CLAIMS, format_interval, format_number, make_grid, name_score, render_page
+from maelm_composer.reporting.page import (
+    CLAIMS,
+    format_interval,
+    format_number,
+    format_value,
+    make_grid,
+    name_score,
+    render_page,
+)
 from maelm_composer.reporting.rows import NOT_COMPARABLE, WORDS, Row, RowBuilder, load_published, write_rows
 from maelm_composer.reporting.tables import BUILDERS as TABLE_BUILDERS
 from maelm_composer.shipped import find_shipped
@@ -96,7 +104,7 @@ def _draw_values(rows: Sequence[Row]) -> Table:
 def _draw_claims(rows: Sequence[Row]) -> Table:
     table = begin_table('claim', 'score', right=('paper', 'ours'), last=('95 % interval', 'verdict'))
     for row in rows:
-        paper, ours = format_number(row.paper, row.unit), format_number(row.value, row.unit)
+        paper, ours = format_number(row.paper, row.unit), format_value(row)
         word = Text(row.word, COLORS[row.word])
         table.add_row(row.row, name_score(row), paper, ours, format_interval(row), word)
     return table

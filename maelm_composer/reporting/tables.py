@@ -3,11 +3,22 @@
 Figure 3 and the ladder have modules of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
-from maelm_composer.reporting.artefacts import ABLATIONS, DELTAS, MAE_LM, ROBERTA, Column, Role, average_of, columns_of
+from maelm_composer.reporting.artefacts import (
+    ABLATIONS,
+    DELTAS,
+    MAE_LM,
+    ROBERTA,
+    Column,
+    Model,
+    Role,
+    average_of,
+    columns_of,
+)
 from maelm_composer.reporting.cells import Cell, Term, restrict, slope, subtract
 from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
 
@@ -83,32 +94,31 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
         ('growth of that gap per layer', slope(gaps) if len(gaps) > 1 else last),
         ('rank of the [MASK] rows, last layer − embeddings', subtract(top, cells[MASKS][0])),
     ):
-        rows += builder.claims(RANK, Claim(label, 'RoBERTa', cell))
+        rows += builder.claims(RANK, Claim('RoBERTa', label, cell))
     return rows
 
 
 def build_figure4(builder: RowBuilder) -> list[Row]:
     """Scores against δ as in the paper, and beside them the effective rank, by which the paper explains them."""
-    scores = {c.name: c for c in (average_of(builder.scale), columns_of(builder.scale, Role.squad)[0])}
+    numbers: dict[str, tuple[str, Callable[[Model], Cell]]] = {
+        column.name: (PERCENT, partial(builder.evidence.score, column=column))
+        for column in (average_of(builder.scale), columns_of(builder.scale, Role.squad)[0])
+    }
+    numbers[REAL] = RANK, partial(builder.evidence.rank, key=REAL)
     rows, claims = [], []
-    for name in (*scores, REAL):
-        is_rank = name == REAL
-        cells = {
-            delta: builder.evidence.rank(model, REAL) if is_rank else builder.evidence.score(model, scores[name])
-            for delta, model in DELTAS
-        }
+    for name, (unit, read) in numbers.items():
+        cells = {delta: read(model) for delta, model in DELTAS}
         papers = {delta: builder.paper((f'δ = {delta:g}',), name) for delta in cells}
         for delta, cell in cells.items():
-            row = builder.value(f'δ = {delta:g}', name, RANK if is_rank else PERCENT, cell, papers[delta])
-            rows.append(row.at(delta, 'δ'))
+            rows.append(builder.value(f'δ = {delta:g}', name, unit, cell, papers[delta]).at(delta, 'δ'))
         first, last = papers[0.0], papers[1.0]
         fall = None if first is None or last is None else round(last - first, 6)
-        margin = builder.rank_margin(cells[0.0]) if is_rank else None
+        margin = builder.rank_margin(cells[0.0]) if unit == RANK else None
         for claim in (
             Claim('δ = 1 − δ = 0', name, subtract(cells[1.0], cells[0.0]), fall, margin),
             Claim('slope in δ', name, slope(list(cells.items())), margin=margin),
         ):
-            claims += builder.claims(RANK if is_rank else POINTS, claim, expects_more=False)
+            claims += builder.claims(RANK if unit == RANK else POINTS, claim, expects_more=False)
     return rows + claims
 
 
