@@ -102,8 +102,8 @@ def _compare(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[in
         if not missing and not all(getattr(point, axis.name) for point in points):
             cell = Cell(missing=f'a record holds no {axis.name} of a checkpoint')
         arrivals = {} if cell.missing else {seed: find_arrivals(pair, axis) for seed, pair in pairs.items()}
-        if never := sum(math.isinf(mine.interpolated) for _, mine in arrivals.values()):
-            text = f'never in {never} of {len(arrivals)} seeds'
+        if missed := _count_missed(arrivals.values()):
+            text = f'never in {missed} of {len(arrivals)} seeds'
             cell = replace(cell, note='; '.join(filter(None, (text, cell.note))))
         for way in ('first_crossing', 'interpolated'):
             costs = {seed: [getattr(mine, way)] for seed, (_, mine) in arrivals.items()}
@@ -148,14 +148,18 @@ def explain_undecided(pairs: Iterable[Pair], hours: Iterable[tuple[Arrival, Arri
         constant: the score of the constant answer.
     """
     arrivals = list(hours)
-    missed = sum(math.isinf(mine.interpolated) for _, mine in arrivals)
     if any(theirs[-1].median <= constant for theirs, _ in pairs):
         return "RoBERTa's final accuracy is not above a constant answer's"
-    if missed:
+    if missed := _count_missed(arrivals):
         return f"{missed} of {len(arrivals)} pretraining seeds never reach RoBERTa's final accuracy"
     if any(own.starts_above for own, _ in arrivals):
         return "RoBERTa's first recorded checkpoint is at its final accuracy already"
     return ''
+
+
+def _count_missed(arrivals: Iterable[tuple[Arrival, Arrival]]) -> int:
+    """In how many seeds MAE-LM never gets there."""
+    return sum(math.isinf(mine.interpolated) for _, mine in arrivals)
 
 
 def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -> Arrival:
