@@ -113,17 +113,11 @@ def make_step(model: nn.Module, compute_loss: Step, precision: Precision) -> Ste
     return step
 
 
-def make_ours(
-    shape: Shape,
-    recipe: PretrainingConfig,
-    precision: Precision,
-    compiled: bool,
-    attention: AttentionBackend = AttentionBackend.auto,
-) -> Contender:
+def make_ours(shape: Shape, recipe: PretrainingConfig, precision: Precision, compiled: bool) -> Contender:
     """Our model as a contender. Sets the process's allocator to keep freed memory, as our training does."""
     keep_freed_memory()
     model, batch = build_model(recipe.model, seed=0).to(DEVICE), make_batch(recipe, shape.batch)
-    model.select_attention(attention, DEVICE)
+    model.select_attention(AttentionBackend.auto, DEVICE)
     if compiled:
         model.compile(fullgraph=True, dynamic=False)
     flops = count_step_flops(recipe, shape.batch)

@@ -28,7 +28,7 @@ from bench.contenders import (
 from bench.machine import find_machine, skip_if_slow
 from bench.table import HF_COMPILED, HF_EAGER, HF_MEMORY_KEPT, PRODUCTS, Measured, format_table
 from bench.worker import start_workers
-from maelm_composer.config import AttentionBackend, Precision
+from maelm_composer.config import Precision
 from maelm_composer.precision import measure_speeds
 
 SMALL = Shape(6, 256, 4, 2, length=128, batch=64, vocab=8192)
@@ -59,9 +59,6 @@ def list_contenders(shape: Shape, precision: Precision) -> Makers:
             makers[f'our RoBERTa, {name}'] = partial(make_ours, shape, roberta, precision, compiled)
             makers[f'our RoBERTa without bias, {name}'] = partial(make_ours, shape, same_model, precision, compiled)
             makers[f'our MAE-LM, {name}'] = partial(make_ours, shape, mae_lm, precision, compiled)
-    if DEVICE == 'cuda':
-        sdpa = partial(make_ours, shape, roberta, precision, True, AttentionBackend.sdpa)
-        makers['our RoBERTa with SDPA, compiled'] = sdpa
     return makers
 
 

@@ -144,8 +144,7 @@ def build(
 def place_encoder(model: Module, device: torch.device) -> Module:
     """Move an encoder, or a model with one, to ``device``. Loading does not initialise CUDA; only this function may."""
     if isinstance(model, (Encoder, MaskedLanguageModel)) and device.type == 'cuda':
-        # Not flex: FlexAttention would compile a kernel for each length of rows.
-        model.select_attention(AttentionBackend.sdpa, device.type)
+        model.select_attention(AttentionBackend.auto, device.type)
     return model.to(device)
 
 

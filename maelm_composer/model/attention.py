@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend
-from maelm_composer.model.kernels.attention import Bias, attend
+from maelm_composer.model.kernels.attention import attend
 
 
 class Attention(nn.Module):
@@ -22,7 +22,7 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size)  # one product for W_Q, W_K and W_V
         self.output = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, queries: Tensor, memory: Tensor | None, bias: Bias) -> Tensor:
+    def forward(self, queries: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
         """(B, Q, D) queries, (B, K, D) memory or None for self-attention, (B, ·, Q, K) bias -> (B, Q, D)."""
         if memory is None:
             query, key, value = self._split_heads(self.query_key_value(queries), 3)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from maelm_composer.config import DecoderConfig, ModelConfig
-from maelm_composer.model.attention import Attention, Bias
+from maelm_composer.model.attention import Attention
 
 
 class Layer(nn.Module):
@@ -39,7 +39,7 @@ class Layer(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        bias: Bias | None,
+        bias: Tensor | None,
         *,
         predicted_index: Tensor | None = None,
         memory: Tensor | None = None,

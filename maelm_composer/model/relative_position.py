@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from maelm_composer.config import DecoderConfig, ModelConfig, RelativePositionFunction, RelativePositionInit
-from maelm_composer.model.kernels.flex import BiasEntry
 
 
 def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function: RelativePositionFunction) -> Tensor:
@@ -60,11 +59,6 @@ class RelativePositionBias(nn.Module):
         index = distance.reshape(batch, 1, -1).expand(-1, heads, -1)
         bias = by_distance.expand(batch, -1, -1).gather(2, index)
         return bias.view(batch, heads, num_queries, -1)
-
-    def entry(self, query_positions: Tensor, key_positions: Tensor) -> BiasEntry:
-        """The bias as a function of (b, h, q, k), for kernels that compute each entry where they need it."""
-        by_distance, shift = self._by_distance(), self.max_seq_len - 1
-        return lambda b, h, q, k: by_distance[h, key_positions[b, k] - query_positions[b, q] + shift]
 
     def _by_distance(self) -> Tensor:
         """The bias of every distance from 1 - N to N - 1, (H, 2N - 1)."""

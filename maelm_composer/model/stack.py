@@ -4,10 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from maelm_composer.config import AttentionBackend, DecoderAttention, DecoderConfig, ModelConfig
-from maelm_composer.model.attention import Attention, Bias
+from maelm_composer.model.attention import Attention
 from maelm_composer.model.kernels.attention import choose_backend, materialize
 from maelm_composer.model.kernels.embedding import embed
-from maelm_composer.model.kernels.flex import build_flex_bias
 from maelm_composer.model.layer import Layer
 from maelm_composer.model.relative_position import RelativePositionBias
 
@@ -28,7 +27,6 @@ class Stack(nn.Module):
         self.has_self_attention = attention is not DecoderAttention.cross
         self.has_cross_attention = attention is not DecoderAttention.bidirectional
         self.is_causal = attention is DecoderAttention.causal_cross
-        self.backend = AttentionBackend.dense  # see select_attention
         size, eps = stack.hidden_size, model.layer_norm_eps
         self.position_embeddings = nn.Embedding(model.max_seq_len, size)
         self.embedding_norm = nn.LayerNorm(size, eps)
@@ -40,14 +38,11 @@ class Stack(nn.Module):
 
     def select_attention(self, requested: AttentionBackend, device_type: str) -> AttentionBackend:
         """Set and return the attention kernel, as :func:`choose_backend` chooses it."""
-        attentions = [module for module in self.modules() if isinstance(module, Attention)]
-        first = attentions[0]
-        head_size = first.output.in_features // first.num_heads
-        is_plain = not self.has_cross_attention
-        self.backend = choose_backend(requested, device_type, first.dropout, is_plain, head_size)
-        for attention in attentions:
-            attention.backend = self.backend
-        return self.backend
+        backend = choose_backend(requested, device_type)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.backend = backend
+        return backend
 
     def add_positions(self, inputs: Tensor, position_ids: Tensor) -> Tensor:
         """(B, T, D) embeddings and their (B, T) positions -> H^0, (B, T, D)."""
@@ -82,7 +77,7 @@ class Stack(nn.Module):
 
     def build_bias(
         self, position_ids: Tensor, segment_ids: Tensor, predicted_index: Tensor | None = None
-    ) -> Bias | None:
+    ) -> Tensor | None:
         """(B, T) -> (B, 1 or H, T, T), or (B, 1 or H, M, T) with ``predicted_index``; None without self-attention."""
         if not self.has_self_attention:
             return None
@@ -90,12 +85,6 @@ class Stack(nn.Module):
         if predicted_index is not None:
             positions, segments = position_ids.gather(1, predicted_index), segment_ids.gather(1, predicted_index)
         table = self.relative_position
-        if self.backend is AttentionBackend.flex:
-            # The compiler cannot read a padded tensor inside FlexAttention's kernel unless it is stored (torch 2.11).
-            tensors = positions, position_ids, segments, segment_ids
-            positions, position_ids, segments, segment_ids = map(materialize, tensors)
-            entry = None if table is None else table.entry(positions, position_ids)
-            return build_flex_bias(segments, segment_ids, entry)
         bias = build_attention_bias(segments, segment_ids, None if table is None else table(positions, position_ids))
         if self.is_causal:
             keys = torch.arange(segment_ids.shape[1], device=segment_ids.device)

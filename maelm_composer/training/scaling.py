@@ -92,8 +92,7 @@ def estimate_activations(config: PretrainingConfig) -> float:
         size = stack.hidden_size
         # The second term is the LayerNorm of the embeddings.
         kept += length * (stack.num_hidden_layers * _keep_a_token(stack) + _keep_a_norm(stack))
-        if stack.attention_probs_dropout_prob:  # then SDPA with a dense bias, as FlexAttention has no dropout
-            kept += BF16 * length**2 * (stack.num_attention_heads if stack.relative_position_buckets else 1)
+        kept += BF16 * length**2 * (stack.num_attention_heads if stack.relative_position_buckets else 1)  # SDPA's bias
     # The last layer computes only M positions; of the other positions the layer keeps input, keys and values.
     kept -= (length - masked) * (_keep_a_token(stack) - BF16 * 3 * size)
     logits = masked * model.vocab_size * (BF16 + FP32)  # the logits and their log-softmax

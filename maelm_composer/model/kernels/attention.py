@@ -1,4 +1,4 @@
-"""Softmax(Q K^T / sqrt(d_h) + bias) V: two matrix products, eager or compiled, SDPA, FlexAttention; the choice."""
+"""Softmax(Q K^T / sqrt(d_h) + bias) V: two matrix products, eager or compiled, or SDPA; the choice."""
 
 from typing import Any
 
@@ -7,50 +7,28 @@ from torch import Tensor
 from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend
-from maelm_composer.errors import InputError
-from maelm_composer.model.kernels.flex import FlexBias, attend_flex
-
-MIN_FLEX_HEAD_SIZE = 16  # FlexAttention's GPU kernels refuse narrower heads (torch 2.7)
-Bias = Tensor | FlexBias  # (B, 1 or H, Q, K), -inf where a query must not look; or the functions that compute it
 
 
-def choose_backend(
-    requested: AttentionBackend, device_type: str, dropout: float, is_plain_self_attention: bool, head_size: int
-) -> AttentionBackend:
-    """The kernel that is ``requested``; for ``auto``, the fastest one that the stack can use.
+def choose_backend(requested: AttentionBackend, device_type: str) -> AttentionBackend:
+    """The kernel that is ``requested``; for ``auto``, the faster one on the device.
 
-    On a CPU two matrix products are fastest: SDPA is slow once its bias needs a gradient, and FlexAttention has no
-    backward pass, so that ``flex`` stores its bias. FlexAttention needs bidirectional self-attention alone
-    (``is_plain_self_attention``) without dropout and, on a GPU, heads at least 16 wide; other stacks use SDPA on a GPU.
-
-    Raises:
-        InputError: the stack cannot use the requested ``flex``.
+    On a CPU SDPA is slow once its bias needs a gradient.
     """
-    can_flex = is_plain_self_attention and not dropout and (device_type == 'cpu' or head_size >= MIN_FLEX_HEAD_SIZE)
-    if requested is AttentionBackend.flex and not can_flex:
-        raise InputError(
-            'training.attention flex needs attention_probs_dropout_prob 0, a decoder with bidirectional attention only '
-            f'and, on a GPU, heads at least {MIN_FLEX_HEAD_SIZE} wide'
-        )
     if requested is not AttentionBackend.auto:
         return requested
-    if device_type == 'cpu':
-        return AttentionBackend.dense
-    return AttentionBackend.flex if can_flex else AttentionBackend.sdpa
+    return AttentionBackend.dense if device_type == 'cpu' else AttentionBackend.sdpa
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Bias, dropout: float, backend: AttentionBackend) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float, backend: AttentionBackend
+) -> Tensor:
     """(B, H, Q, Dh) queries, (B, H, K, Dh) keys and values -> (B, H, Q, Dh).
 
     Args:
+        bias: (B, 1 or H, Q, K), -inf where a query must not look.
         dropout: of the attention probabilities, 0 outside training.
-        backend: ``dense`` or ``sdpa``; a :class:`FlexBias` selects FlexAttention, which has no dropout.
+        backend: ``dense`` or ``sdpa``.
     """
-    if isinstance(bias, FlexBias):
-        assert not dropout
-        if query.device.type != 'cpu':
-            return attend_flex(query, key, value, bias)
-        bias = bias.store(query, key)  # FlexAttention has no backward pass on a CPU
     bias = bias.to(query.dtype)
     if backend is AttentionBackend.sdpa:
         return functional.scaled_dot_product_attention(query, key, value, bias, dropout)
