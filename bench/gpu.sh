@@ -115,7 +115,7 @@ part() {
   echo "$name: begun, at most $remaining s; $logs/$name.log"
   begun=$SECONDS
   # --foreground: the command alone is told, and ends its own workers.
-  timeout --foreground --kill-after="$grace" "$remaining" "$@" >>"$logs/$name.log" 2>&1 &
+  timeout --foreground --signal="${signal:-TERM}" --kill-after="$grace" "$remaining" "$@" >>"$logs/$name.log" 2>&1 &
   child=$!
   if [ -n "$was_stopped" ]; then kill -TERM "$child"; fi # told before there was a child to tell
   wait "$child"
@@ -177,8 +177,9 @@ echo "bench/gpu.sh: $found; scale $scale"
 for part in "$@"; do
   case $part in
     tests)
+      # Interrupted by SIGINT, pytest still prints the failures that it has found.
       # shellcheck disable=SC2086 # several arguments
-      part tests 120 "$python" -m pytest -q ${TESTS:--m gpu}
+      signal=INT part tests 120 "$python" -m pytest -q ${TESTS:--m gpu}
       ;;
     speed) speeds speed "${SPEED:-training_throughput}" ;;
     suite) suite ;;
