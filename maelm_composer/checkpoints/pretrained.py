@@ -143,7 +143,7 @@ def build(
 
 def place_encoder(model: Module, device: torch.device) -> Module:
     """Move an encoder, or a model with one, to ``device``. Loading does not initialise CUDA; only this function may."""
-    if isinstance(model, (Encoder, MaskedLanguageModel)) and device.type == 'cuda':
+    if isinstance(model, (Encoder, MaskedLanguageModel)):
         model.select_attention(AttentionBackend.auto, device.type)
     return model.to(device)
 
