@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import tempfile
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,15 +38,27 @@ def explain_memory(microbatch_size: int, key: str = 'training.device_train_micro
         raise InputError(
             f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: lower {key}'
         ) from error
-    except (ConnectionError, RuntimeError) as error:
+    except (EOFError, OSError, RuntimeError) as error:
         if 'Too many open files' in str(error):  # from a loader worker, which sends batches as shared memory
             raise InputError('too many open files: raise the limit (ulimit -n) or lower data.num_workers') from None
         if re.search(r'DataLoader worker .*killed by signal: Bus error', str(error)):
             raise InputError(f'a loader worker was killed, since /dev/shm is full: {MORE_SHARED_MEMORY}') from None
         is_killed = re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error))
-        if not (is_killed or isinstance(error, ConnectionError)):
+        if not (is_killed or _is_lost_connection(error)):
             raise
         raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether the other end of a connection of ``multiprocessing`` went away, at whichever of its messages.
+
+    The main process fetches each tensor from the worker that made it. If the worker dies meanwhile, the connection is
+    refused or reset, or ends before or within a message.
+    """
+    if isinstance(error, RuntimeError):
+        return False
+    innermost = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+    return str(innermost.f_globals.get('__name__')).startswith('multiprocessing.')
 
 
 def raise_file_limit() -> None:

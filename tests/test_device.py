@@ -1,14 +1,19 @@
 """How the host gives out memory, and what is said when it has none."""
 
+import multiprocessing
+import os
 import resource
+import socket
 import subprocess
 import sys
+from multiprocessing.connection import Client
 
 import pytest
 
 from maelm_composer.device import explain_memory, raise_file_limit
 from maelm_composer.errors import InputError
 
+KILLED = 'a loader worker was killed, most likely because memory ran out: lower'
 PROGRAM = """
 import resource, torch
 from maelm_composer.device import keep_freed_memory
@@ -48,7 +53,7 @@ def test_the_limit_of_open_files_is_raised_to_what_the_system_allows():
     [
         (RuntimeError('unable to open shared memory object </torch_1_2_0>: Too many open files (24)'), 'ulimit -n'),
         (RuntimeError('DataLoader worker (pid 1) is killed by signal: Bus error.'), 'since /dev/shm is full: enlarge'),
-        (ConnectionResetError(104, 'Connection reset by peer'), 'most likely because memory ran out: lower'),
+        (RuntimeError('DataLoader worker (pid 1) is killed by signal: Killed.'), KILLED),
     ],
 )
 def test_what_a_loader_worker_died_of_is_told(error, message):
@@ -56,6 +61,26 @@ def test_what_a_loader_worker_died_of_is_told(error, message):
         raise error
 
 
-def test_other_errors_stay_what_they_are():
-    with pytest.raises(RuntimeError, match='shapes'), explain_memory(8):
-        raise RuntimeError('shapes do not fit')
+@pytest.mark.parametrize('sent', [b'', b'\0\0', b'\0\0\0\5abc'], ids=['nothing', 'half a length', 'half a message'])
+def test_a_loader_worker_that_is_killed_while_it_sends_is_told(sent):
+    ours, others = multiprocessing.Pipe()
+    os.write(others.fileno(), sent)
+    others.close()
+    with pytest.raises(InputError, match=KILLED), explain_memory(8):
+        ours.recv()
+
+
+def test_a_loader_worker_that_cannot_be_reached_is_told(tmp_path):
+    address = str(tmp_path / 'worker')
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)  # the file stays, as that of a killed process does
+    with pytest.raises(InputError, match=KILLED), explain_memory(8):
+        Client(address)
+
+
+@pytest.mark.parametrize(
+    'error', [RuntimeError('shapes do not fit'), EOFError('a file ended'), ConnectionError('away')]
+)
+def test_other_errors_stay_what_they_are(error):
+    with pytest.raises(type(error), match=str(error)), explain_memory(8):
+        raise error
