@@ -273,6 +273,9 @@ def _finish(panel: Axes, title: str, x_label: str, y_label: str, whole: bool = T
     panel.set(title=title, xlabel=x_label, ylabel=y_label)
     if whole:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if x_label.endswith('samples'):
+        panel.xaxis.set_major_locator(MaxNLocator(5))
+        panel.xaxis.set_major_formatter('{x:,.0f}')
     panel.ticklabel_format(axis='y', useOffset=False)
     if y_label.endswith('[%]'):  # an axis of less than a point would magnify noise
         low, high = panel.get_ylim()
