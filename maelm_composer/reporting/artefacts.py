@@ -144,7 +144,12 @@ def _make_rung(name: str, **variants: str) -> Rung:
     )
 
 
-RUNGS = (_make_rung('3e13', decoder_1_layer='MAE-LM, one decoder layer'), _make_rung('1e14'), _make_rung('3e14'))
+RUNGS = (
+    _make_rung('3e13', decoder_1_layer='MAE-LM, one decoder layer'),
+    _make_rung('1e14'),
+    _make_rung('3e14'),
+    _make_rung('1e15'),
+)
 
 ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
