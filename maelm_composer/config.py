@@ -58,7 +58,7 @@ class SourceConfig:
     """One source of documents; each kind reads only its own fields."""
 
     kind: SourceKind = SourceKind.documentation  # documentation: what is installed on the machine
-    paths: list[str] = field(default_factory=list)  # files: globs of .txt .jsonl .parquet, plain, .gz or .zst
+    paths: list[str] = field(default_factory=list)  # files: globs of .parquet, or .txt and .jsonl (also .gz, .zst)
     text_column: str = 'text'  # files (.jsonl, .parquet) and huggingface
     dataset: str | None = None  # huggingface: hub name or local folder
     config_name: str | None = None  # huggingface: configuration of the data set
@@ -108,7 +108,7 @@ class MaskingConfig:
 @dataclass
 class DecoderConfig:
     num_hidden_layers: int = 4  # layers
-    hidden_size: int = 768  # width; unlike the encoder's: with projections between
+    hidden_size: int = 768  # width; if it is not the encoder's, linear layers convert
     num_attention_heads: int = 12  # heads; they divide the width
     intermediate_size: int = 3072  # width of the feed-forward network
     attention: DecoderAttention = DecoderAttention.bidirectional  # what the decoder's layers attend to (Table 2)
