@@ -13,13 +13,23 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, first_line
 
 SECONDS_TO_ANSWER = 10
 # Ray's processes without which its calls wait for up to a minute, or forever. A raylet ends with its agents.
 SERVERS, AGENTS = {'raylet', 'gcs_server'}, ('ray::DashboardAgent', 'ray::RuntimeEnvAgent', 'agent.py', 'agent/main.py')
 UNSTARTED = 'timed out during startup', 'Failed to start GCS'  # Ray's words where a server of its own does not answer
 DEAD = 'a server process of Ray has died, most likely because memory ran out: the same command goes on'
+
+
+class LostWorkerError(InputError):
+    """The process of a Ray task was killed on every try; ``reason`` is the first line of Ray's error."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f'a worker was lost on every try, perhaps for want of memory: let fewer run at once ({reason})'
+        )
+        self.reason = reason
 
 
 @contextlib.contextmanager
@@ -153,7 +163,11 @@ def _assert_answers(address: str) -> None:
 
 
 def get_result(reference: Any) -> Any:
-    """The value that a Ray task returned. An InputError or OSError of the task is raised again unwrapped."""
+    """The value that a Ray task returned. An InputError or OSError of the task is raised again unwrapped.
+
+    Raises:
+        LostWorkerError: the task's process was killed on every try.
+    """
     import ray
 
     try:
@@ -162,3 +176,5 @@ def get_result(reference: Any) -> Any:
         if isinstance(error.cause, (InputError, OSError)):
             raise error.cause from None
         raise
+    except ray.exceptions.RayError as error:
+        raise LostWorkerError(first_line(error)) from None

@@ -21,6 +21,12 @@ LOCK = '.lock'
 SECONDS_TO_WAIT = 1  # while :func:`is_locked` looks
 
 
+def assert_local(path: str | Path, name: str) -> None:
+    """Raise InputError if ``path`` is an address such as s3://bucket, also if Path made it s3:/bucket."""
+    if re.match(r'[a-z][a-z0-9+.-]*:/', str(path)):
+        raise InputError(f'{name} {path}: must be a local or shared folder')
+
+
 def hash_json(value: Any) -> str:
     """SHA-256 (hex) of ``value`` as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -154,7 +154,7 @@ def read_choice(folder: Path) -> Precision | None:
     """
     path = folder / FILE
     try:
-        word = path.read_text(encoding='utf-8').split(' ')[0].strip()
+        word = path.read_text(encoding='utf-8', errors='replace').split(' ')[0].strip()
     except FileNotFoundError:
         return None
     if word not in (Precision.fp32.name, Precision.bf16.name):

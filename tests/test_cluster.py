@@ -10,7 +10,7 @@ import time
 import pytest
 import ray
 
-from maelm_composer.cluster import DEAD, connect_ray
+from maelm_composer.cluster import DEAD, connect_ray, get_result
 from maelm_composer.errors import InputError
 
 
@@ -85,6 +85,15 @@ def test_a_ctrl_c_that_a_call_of_ray_makes_an_exit_of_stays_a_ctrl_c(monkeypatch
     with pytest.raises(KeyboardInterrupt), connect_ray(num_cpus=1):
         call()
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_worker_that_is_lost_on_every_try_is_told(monkeypatch):
+    monkeypatch.delenv('RAY_ADDRESS', raising=False)
+    with connect_ray(num_cpus=1):
+        killed = ray.remote(max_retries=1)(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        with pytest.raises(InputError, match=r'a worker was lost on every try, .*: let fewer run at once') as told:
+            get_result(killed.remote())
+    assert '\n' not in str(told.value)
 
 
 @pytest.mark.parametrize('server', ['raylet', 'gcs_server', 'RuntimeEnvAgent'])

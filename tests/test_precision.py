@@ -67,9 +67,10 @@ def test_a_folder_keeps_its_choice(on, tmp_path):
     assert [path.name for path in folder.iterdir()] == ['precision.txt']
     on(AMX)
     assert choose_in(folder, AUTO, 'precision').precision is FP32
-    (folder / 'precision.txt').write_text('')
-    with pytest.raises(InputError, match=r'precision\.txt begins with neither fp32 nor bf16'):
-        choose_in(folder, AUTO, 'precision')
+    for content in (b'', b'fp3\xb2'):
+        (folder / 'precision.txt').write_bytes(content)
+        with pytest.raises(InputError, match=r'precision\.txt begins with neither fp32 nor bf16'):
+            choose_in(folder, AUTO, 'precision')
 
 
 def test_of_two_processes_that_choose_at_once_the_second_takes_what_the_first_chose(on, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.storage import is_s3
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
-from maelm_composer.files import hash_json
+from maelm_composer.files import assert_local, hash_json
 from maelm_composer.precision import choose_in, tell
 from maelm_composer.recipe import to_plain
 from maelm_composer.records import LayerRanks, RankRecord, collect_provenance, load_record, parse_rank, write_record
@@ -74,6 +74,8 @@ def analyze_ranks(
     """
     if data is not None and text:
         raise InputError(f'both shards ({data}) and text files ({", ".join(text)}) are given: choose one')
+    if folder is not None:
+        assert_local(folder, '--folder')
     for name in ('mlm_probability', 'threshold'):
         if not 0 < getattr(options, name) < 1:
             raise InputError(f'{name} {getattr(options, name)}: must be between 0 and 1')

@@ -19,7 +19,7 @@ from maelm_composer.checkpoints.names import WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pretrained, set_to_masked_text
 from maelm_composer.data.tokenizer import write_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.files import apply_umask, writing_tensors
+from maelm_composer.files import apply_umask, assert_local, writing_tensors
 from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, SPAN
 
 MAIN = 'main'  # the revision of a Hub repository that is loaded if none is named
@@ -50,6 +50,7 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
     Raises:
         InputError: the checkpoint cannot be read or is not one of ours, or ``folder`` is not empty.
     """
+    assert_local(folder, 'the exported folder')
     target = Path(os.path.abspath(folder))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f'{folder} exists and is not empty: name another folder')

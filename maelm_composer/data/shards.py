@@ -5,6 +5,7 @@ without a record is repeated. ``remote``/manifest.json is written after all reco
 incomplete.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -163,7 +164,8 @@ def _convert(
     with connect_ray(num_workers), ending_with_ray():
         at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
         remote_task = ray.remote(num_cpus=1, max_retries=3)(_run_task)
-        shared = ray.put((tokenizer_json, config, recipe_hash))
+        home = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
+        shared = ray.put((tokenizer_json, dataclasses.replace(config, remote=home), recipe_hash))
         running: dict[Any, int] = {}
         with tqdm(unit=' tokens', unit_scale=True, desc='shards', dynamic_ncols=True, mininterval=0.5) as progress:
 
@@ -188,6 +190,11 @@ def _convert(
                 # One task is queued beyond those running, so that no worker waits; more would fill the memory.
                 collect(at_most=at_a_time)
             collect(at_most=0)
+    there = set(storage.list_names(parts))
+    if not all(f'{task:05}.json' in there for task in records):
+        raise InputError(
+            f'{config.remote} is not one folder for all machines of the cluster: name a shared folder, or s3://'
+        )
     if not records:
         raise InputError(f'{name_sources(config.sources)}: no text in these sources')
     for split in SPLITS:

@@ -8,10 +8,9 @@ from pathlib import Path
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import FinetuningConfig
-from maelm_composer.data.storage import is_s3
 from maelm_composer.device import explain_memory, find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
-from maelm_composer.files import write_text
+from maelm_composer.files import assert_local, write_text
 from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.fit import fit, measure_last_layer
 from maelm_composer.finetuning.identity import check_names, describe_run, find_finished, run_key
@@ -45,8 +44,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     """
     check_names(config)
     task = find_task(config.task, config.tasks)
-    if is_s3(config.save_folder):
-        raise InputError(f'save_folder {config.save_folder}: must be a local or shared folder')
+    assert_local(config.save_folder, 'save_folder')
     folder = Path(config.save_folder)
     data = load_task_data(task, config.data)
     pretrained = load_encoder(config)

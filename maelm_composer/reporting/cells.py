@@ -85,12 +85,12 @@ def _measure_rounding(terms: Sequence[Term]) -> float:
 
 
 def _measure_examples(groups: Sequence[Sequence[Term]]) -> list[ExampleVariance]:
-    """The variance that each set of examples contributes; empty where a term has no influences."""
+    """The variance that each set of examples contributes; empty where a term lacks influences, or a set has one."""
     samples: dict[str, list[np.ndarray]] = {}
     for terms in groups:
         seeds, of_group = find_common_seeds(terms), dict[str, np.ndarray]()
         for term in terms:
-            if not all(seed in term.influences for seed in seeds):
+            if not all(seed in term.influences and len(term.influences[seed]) > 1 for seed in seeds):
                 return []
             influences = term.weight * np.stack([term.influences[seed] for seed in seeds])
             of_group[term.sample] = of_group.get(term.sample, 0) + influences

@@ -45,12 +45,12 @@ class Evidence:
         base = re.escape(model.run_name(self.scale))
         found = [run for name, run in self.runs.items() if re.fullmatch(rf'{base}(-s\d+)?', name)]
         found.sort(key=lambda run: run.seed)
-        for run in found[1:]:
-            one, other = found[0].identity, run.identity
+        for first, run in itertools.pairwise(found):  # equal seeds are neighbours
+            one, other = first.identity, run.identity
             different = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
             if different != ['seed']:
                 what = ', '.join(sorted(set(different) - {'seed'})) or 'nothing, not even the seed'
-                names = f'{found[0].run_name} and {run.run_name}'
+                names = f'{first.run_name} and {run.run_name}'
                 raise InputError(f'the records of {names} differ in {what}: keep those of one experiment')
         return found
 

@@ -31,6 +31,8 @@ from maelm_composer.reporting.evidence import Evidence
 
 RANK_OPTIONS = ('data_hash', 'max_tokens', 'mlm_probability', 'threshold', 'centered', 'precision', 'seed')
 
+REMEDY = 'copy the metrics.csv of the run again'
+
 
 def load_evidence(folder: Path, scale: str) -> Evidence:
     """Read ``folder``/records.
@@ -53,12 +55,17 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
 
 def read_evidence(records: Path, scale: str) -> Evidence:
     """Read the folder ``records`` as it is; where it does not exist, nothing is recorded."""
-    runs = load_folder(records / 'pretraining', parse_pretraining)
+    found = load_folder(records / 'pretraining', parse_pretraining)
+    runs = {run.run_name: run for run in found if isinstance(run, PretrainingRecord)}
+    curves = {path.stem: _read_curve(path) for path in sorted((records / 'pretraining').glob('*.csv'))}
+    for name, run in runs.items():
+        if name in curves and not (curves[name] and int(curves[name][-1]['samples']) >= run.samples):
+            raise InputError(f'{records}/pretraining/{name}.csv is cut off: {REMEDY}')
     finetunings = load_folder(records / 'finetuning', parse_finetuning)
     return Evidence(
         scale=scale,
-        runs={run.run_name: run for run in runs if isinstance(run, PretrainingRecord)},
-        curves={path.stem: _read_curve(path) for path in sorted((records / 'pretraining').glob('*.csv'))},
+        runs=runs,
+        curves=curves,
         finetunings=[record for record in finetunings if isinstance(record, FinetuningRecord)],
         failures=[record for record in finetunings if isinstance(record, FailedFinetuning)],
         ranks=load_folder(records / 'rank', parse_rank),
@@ -66,12 +73,15 @@ def read_evidence(records: Path, scale: str) -> Evidence:
 
 
 def _read_curve(path: Path) -> list[dict[str, str]]:
-    rows = read_csv(path)
+    try:
+        rows = read_csv(path)
+    except UnicodeDecodeError:
+        raise InputError(f'{path} is damaged: {REMEDY}') from None
     for number, row in enumerate(rows, 2):
         try:
             int(row['samples']), float(row['train_loss']), float(row['eval_loss'] or 0)
         except (KeyError, TypeError, ValueError):
-            raise InputError(f'{path}: line {number} is damaged: copy the metrics.csv of the run again') from None
+            raise InputError(f'{path}: line {number} is damaged: {REMEDY}') from None
     return rows
 
 

@@ -74,6 +74,11 @@ class Row:
         return replace(self, x=x, x_unit=x_unit)
 
     @property
+    def is_missing(self) -> bool:
+        """Whether the number or one of its seeds is missing; inf, a target never reached, has a note but is there."""
+        return self.value is None or (bool(self.note) and math.isfinite(self.value))
+
+    @property
     def is_claim(self) -> bool:
         """Whether the row has a verdict about a claim of the paper: a difference, a slope or a share."""
         return self.value is not None and self.verdict.startswith(WORDS)

@@ -3,7 +3,7 @@
 Figure 3 and the ladder have modules of their own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from maelm_composer.checkpoints.names import METRICS
@@ -19,12 +19,13 @@ from maelm_composer.reporting.artefacts import (
     average_of,
     columns_of,
 )
-from maelm_composer.reporting.cells import Cell, Term, restrict, slope, subtract
+from maelm_composer.reporting.cells import Cell, restrict, slope, subtract
 from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
 ANGLES = 5  # quantiles of the principal angles in a rank record, smallest first
 TRAINING_POINTS = 60  # of a training-loss curve
+Curve = dict[tuple[int, str], float]  # by samples and name of the loss
 
 
 def build_table1(builder: RowBuilder) -> list[Row]:
@@ -158,20 +159,25 @@ def build_training(builder: RowBuilder) -> list[Row]:
     """Training and validation loss over samples."""
     rows = []
     for model in BOTH:
-        curves = [(run, curve) for run in builder.evidence.find_runs(model) if (curve := _read_curve(builder, run))]
+        runs = builder.evidence.find_runs(model)
+        curves = {run.run_name: curve for run in runs if (curve := _read_curve(builder, run))}
         if not curves:
             reason = builder.evidence.explain_absence(model, METRICS)
             rows.append(builder.value(model.label, 'eval_loss', 'nats', Cell(missing=reason)))
             continue
-        points = set.intersection(*(set(curve) for _, curve in curves))
-        for samples, column in sorted(points, key=lambda point: (point[1] == 'eval_loss', point[0])):
-            values = {run.seed: [curve[samples, column]] for run, curve in curves}
-            cell = Cell((Term(1.0, values),), tuple(run for run, _ in curves))
+        points = set.intersection(*map(set, curves.values()))
+        for point in sorted(points, key=lambda point: (point[1] == 'eval_loss', point[0])):
+            samples, column = point
+            cell = builder.evidence.measure_runs(model, METRICS, partial(_find_loss, curves, point))
             rows.append(builder.value(model.label, column, 'nats', cell).at(samples, 'samples'))
     return rows
 
 
-def _read_curve(builder: RowBuilder, run: PretrainingRecord) -> dict[tuple[int, str], float]:
+def _find_loss(curves: Mapping[str, Curve], point: tuple[int, str], run: PretrainingRecord) -> float | None:
+    return curves.get(run.run_name, {}).get(point)
+
+
+def _read_curve(builder: RowBuilder, run: PretrainingRecord) -> Curve:
     """(samples, name of the loss) -> value; the training loss is averaged over neighbouring batches."""
     curve = builder.evidence.curves.get(run.run_name, [])
     width = max(1, -(-len(curve) // TRAINING_POINTS))

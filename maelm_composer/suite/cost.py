@@ -7,6 +7,7 @@ import os
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from maelm_composer.config import FinetuningConfig, ModelConfig, TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError
@@ -148,4 +149,7 @@ def _list_gpus() -> list[str]:
     except (OSError, subprocess.CalledProcessError):
         return []
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')  # nvidia-smi ignores this; the GPUs are assumed to be of one kind
-    return found if visible is None else found[: len(list(filter(None, visible.split(','))))]
+    if visible is None:
+        return found
+    ids = takewhile(lambda entry: entry and not entry.startswith('-'), visible.split(','))  # CUDA stops at -1, too
+    return found[: len(list(ids))]

@@ -226,8 +226,10 @@ class _Planner:
         seconds, basis = self._estimate(step.kind, RANK_PRECISION, flops)
         if measured := [record.seconds for record in self.evidence.ranks]:
             seconds, basis = START_SECONDS[step.kind] + median(measured), 'measured runs'
-        checkpoints = [record.checkpoint for record in load_folder(self.suite.rank_folder, parse_rank)]
-        done = int((config.run_name, step.samples) in [(c.run_name, c.samples) for c in checkpoints])
+        wanted = config.run_name, step.samples, self.suite.settings.rank_tokens, RANK_PRECISION.name
+        records = load_folder(self.suite.rank_folder, parse_rank)
+        found = [(r.checkpoint.run_name, r.checkpoint.samples, r.max_tokens, r.precision) for r in records]
+        done = int(wanted in found)
         return Item(step, f'rank {config.run_name}', done, 1, {'': seconds * (1 - done)}, basis, self.device.count)
 
     def _plan_finetuning(self, step: Step, model: Model) -> Item:

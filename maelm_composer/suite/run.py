@@ -98,7 +98,7 @@ def make_and_print(suite: Suite, artefacts: Sequence[Artefact]) -> int:
     tables = {artefact.name: made[artefact.name] for artefact in artefacts}
     print_tables(suite.scale, tables)
     print(f'report: {page}')
-    return int(any(row.note or row.value is None for rows in tables.values() for row in rows))
+    return int(any(row.is_missing for rows in tables.values() for row in rows))
 
 
 def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = None) -> None:

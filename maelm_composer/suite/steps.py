@@ -12,6 +12,7 @@ from typing import Any
 from maelm_composer.checkpoints.names import name_checkpoint
 from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
+from maelm_composer.files import assert_local
 from maelm_composer.precision import read_choice
 from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, Artefact, Demand, Model, artefacts_of, tasks_of
@@ -139,6 +140,9 @@ def load_suite(
     Raises:
         InputError: an unknown scale, or settings or a choice of precision that cannot be read.
     """
+    for name, place in (('--work', work), ('--results', results)):
+        if place is not None:
+            assert_local(place, name)
     path = SETTINGS_FOLDER / f'{scale}.yaml'
     if not find_shipped(path).is_file():
         there = ', '.join(sorted(found.stem for found in find_shipped(SETTINGS_FOLDER).glob('*.yaml')))
@@ -177,11 +181,12 @@ def choose_artefacts(suite: Suite, names: str) -> list[Artefact]:
         InputError: the suite has no such artefact.
     """
     found = {artefact.name: artefact for artefact in suite.artefacts}
-    for name in filter(None, names.split(',')):
+    chosen = [*filter(None, names.split(','))]
+    for name in chosen:
         if name not in found:
             hint = '; own needs tasks in a recipe of finetuning (docs/tasks.md)' if name == OWN.name else ''
             raise InputError(f'scale {suite.scale} has no artefact {name!r}: there are {", ".join(found)}{hint}')
-    return [found[name] for name in names.split(',')] if names else list(found.values())
+    return [found[name] for name in chosen] or list(found.values())
 
 
 def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:

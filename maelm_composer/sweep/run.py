@@ -18,9 +18,10 @@ import ray
 import torch
 from filelock import SoftFileLease, Timeout
 
-from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
+from maelm_composer.cluster import LostWorkerError, connect_ray, ending_with_ray, get_result
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError, first_line
+from maelm_composer.files import assert_local
 from maelm_composer.finetuning.identity import describe_run, find_finished, run_key
 from maelm_composer.finetuning.run import finetune, load_encoder
 from maelm_composer.precision import Choice, choose_in, tell
@@ -65,6 +66,7 @@ def sweep(config: FinetuningConfig) -> SweepResult:
         InputError: before any run, if checkpoint, data, tasks or search space cannot be used, or no machine is large
             enough for a run. A run that fails raises nothing; its record is in ``failures``.
     """
+    assert_local(config.save_folder, 'save_folder')
     tasks = list_tasks(config)
     for task in tasks:
         count_runs(config, task)  # raises if a task has no search space
@@ -167,11 +169,9 @@ class _Sweep:
             job = self.running.pop(reference)
             try:
                 job.record = get_result(reference)
-            except ray.exceptions.RayTaskError:
-                raise
-            except ray.exceptions.RayError as error:
+            except LostWorkerError as error:
                 times = self.config.sweep.max_retries + 1
-                reason = f'its worker was lost {times} times, perhaps for want of memory: {first_line(error)}'
+                reason = f'its worker was lost {times} times, perhaps for want of memory: {error.reason}'
                 job.record = record_failure(job.config, job.key, self.facts[job.task.name], reason)
             if job.record is None:  # another sweep was faster
                 self.waiting.append(job)

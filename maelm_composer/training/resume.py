@@ -116,7 +116,7 @@ def _read_progress(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / PROGRESS
     if not path.exists():
         raise InputError(f'{path} is missing: {OLDER}')
-    progress = parse_json(path.read_text(encoding='utf-8'), str(path), ('samples', 'training_seconds'), OLDER)
+    progress = parse_json(path.read_bytes(), str(path), ('samples', 'training_seconds'), OLDER)
     if dist.get_local_rank() == 0:
         for name, written in progress.get('hashes', {}).items():
             file = checkpoint / name

@@ -1,5 +1,6 @@
 """Documents to shards: the same bytes however they are made, nothing done twice, nothing of another recipe used."""
 
+import dataclasses
 import json
 import math
 import os
@@ -127,6 +128,17 @@ def test_an_unfinished_conversion_goes_on_and_uses_nothing_of_other_text(shards,
     build_shards(shards)
     assert [p.name for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp] == ['00001.json']
     assert read_files(shards.remote) != complete
+
+
+def test_a_relative_folder_is_that_of_the_command_not_of_ray(shards, tmp_path, monkeypatch):
+    complete = read_files(shards.remote)
+    home = tmp_path / 'elsewhere'
+    home.mkdir()
+    monkeypatch.chdir(home)  # the fixture's Ray runs in another folder
+    config = dataclasses.replace(shards, remote='mine')
+    build_tokenizer(config)
+    build_shards(config)
+    assert read_files('mine') == complete
 
 
 def test_killed_and_called_again_it_ends_with_the_same_bytes(shards, tmp_path):

@@ -116,7 +116,7 @@ def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):
     add_rung(made, 0)
     path = made.records / 'pretraining' / 'ladder-3e13-s17.csv'
     lines = path.read_text().splitlines()
-    path.write_text('\n'.join(lines[:50]) + '\n')
+    path.write_text('\n'.join([*lines[:50], lines[-1]]) + '\n')
     rows = build_tables(load_evidence(made.results / 'ladder', 'ladder'))['ladder']
     trends = [r for r in rows if 'ten times' in r.row]
     assert {r.note for r in trends} == {'a slope needs two rungs of at least three pretraining seeds'}

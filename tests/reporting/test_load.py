@@ -69,6 +69,34 @@ def test_a_damaged_log_is_named(full, line):
         build(full)
 
 
+def test_a_log_that_is_cut_off_is_named(full):
+    path = full.records / 'pretraining' / 'medium-s17.csv'
+    lines = path.read_text().splitlines()
+    for rest in (lines[:150], lines[:1]):
+        path.write_text('\n'.join(rest) + '\n')
+        with pytest.raises(InputError, match=r'medium-s17\.csv is cut off: copy the metrics.csv of the run'):
+            build(full)
+    content = bytearray('\n'.join(lines).encode())
+    content[len(content) // 2] ^= 0x80
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r'medium-s17\.csv is damaged: copy the metrics.csv of the run'):
+        build(full)
+
+
+def test_a_log_that_is_not_there_is_named_beside_the_loss(full):
+    (full.records / 'pretraining' / 'medium-s17.csv').unlink()
+    loss = build(full)['training', 'MAE-LM', 'eval_loss', 200]
+    assert (loss.pretraining_seeds, loss.note) == (2, 'metrics.csv of medium-s17 is not recorded')
+
+
+@pytest.mark.parametrize('seed', [17, 19])
+def test_a_pretraining_seed_counts_once(full, seed):
+    path = full.records / 'pretraining' / f'medium-s{seed}.json'
+    path.with_name('medium.json').write_text(json.dumps(json.loads(path.read_text()) | {'run_name': 'medium'}))
+    with pytest.raises(InputError, match='differ in nothing, not even the seed'):
+        build(full)
+
+
 def test_a_difference_names_the_runs_that_it_is_computed_from(full):
     for path in (full.records / 'finetuning').glob('rte-medium-roberta-s18-*'):
         path.unlink()

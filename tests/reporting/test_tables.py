@@ -37,6 +37,13 @@ def test_models_are_paired_by_pretraining_seed():
     assert estimate([Term(1.0, ours), Term(-1.0, {18: [0.5]})]) == Estimate(pytest.approx(0.2))  # one seed: no interval
 
 
+def test_one_example_has_no_variance_of_examples():
+    seeds = {17: [50.0], 18: [51.0], 19: [52.0]}
+    found = estimate([Term(1.0, seeds, 'a task', dict.fromkeys(seeds, np.zeros(1)))])
+    assert (found.value, found.examples) == (51, 0)
+    assert found == estimate([Term(1.0, seeds)])
+
+
 def test_what_a_pretraining_seed_lacks_is_named_in_the_cell(archive):
     made = archive('medium')
     made.add_everything()
@@ -49,7 +56,7 @@ def test_what_a_pretraining_seed_lacks_is_named_in_the_cell(archive):
     assert gap.pretraining_seeds == 2
     assert 'pretraining seeds 18 have only a part of it' in gap.note
     made.add_run('medium-s20', identity={'seed': 20, 'content hash of data.remote': 'other data'})
-    with pytest.raises(InputError, match=r'medium-s17 and medium-s20 differ in content hash of data.remote'):
+    with pytest.raises(InputError, match=r'medium-s19 and medium-s20 differ in content hash of data.remote'):
         build(made)
 
 

@@ -140,6 +140,7 @@ def test_a_curve_of_roberta_that_starts_at_its_end_decides_nothing(archive):
 def test_a_miss_is_infinity_and_undecided(archive, scores, missed):
     lead = race(archive, *([score] * 5 for score in scores))
     assert math.isinf(lead.value)
+    assert not lead.is_missing
     assert lead.verdict.startswith(f"undecided: {missed} of 3 pretraining seeds never reach RoBERTa's final accuracy")
 
 

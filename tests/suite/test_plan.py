@@ -103,7 +103,9 @@ def test_records_are_found(demo):
         write_record(demo.finetuning_folder / f'{seed}.json', record | {'seed': seed})
     failed = make_finetuning('demo_pair', 'demo', 384, error='no memory')
     write_record(demo.finetuning_folder / 'failed.json', failed)
-    write_record(demo.rank_folder / 'r.json', make_rank('demo-roberta', 768))
+    tokens = demo.settings.rank_tokens
+    write_record(demo.rank_folder / 'r.json', make_rank('demo-roberta', 768, max_tokens=tokens))
+    write_record(demo.rank_folder / 'fewer.json', make_rank('demo', 768, max_tokens=tokens - 1))
     after = {item.name: item for item in plan_suite(demo, artefacts, SLOW)}
     done = {name for name, item in after.items() if item.done == item.total and item.step.model is not None}
     assert done == {'pretraining demo', 'rank demo-roberta', 'fine-tuning demo at 768, demo_pair'}
@@ -140,8 +142,9 @@ def test_a_machine_shows_the_gpus_that_this_process_may_use(tmp_path, monkeypatc
     assert describe_device().count == 2
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '1')
     assert describe_device().count == 1
-    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
-    assert describe_device().is_cpu
+    for none in ('', '-1', '-1,0'):
+        monkeypatch.setenv('CUDA_VISIBLE_DEVICES', none)
+        assert describe_device().is_cpu
 
 
 def test_measured_speed_takes_the_place_of_the_model(demo):

@@ -181,6 +181,13 @@ def test_bad_input_is_one_clear_line(demo, own, monkeypatch):
         load_suite('tiny')
     with pytest.raises(InputError, match="scale ladder has no artefact 'table1': there are ladder"):
         choose_artefacts(dataclasses.replace(demo, scale='ladder'), 'ladder,table1')
+    for names in ('table1,', ',table1'):
+        assert [artefact.name for artefact in choose_artefacts(demo, names)] == ['table1']
+    assert choose_artefacts(demo, ',') == choose_artefacts(demo, '')
+    for option in ('work', 'results'):
+        for address in ('s3://bucket/suite', Path('s3://bucket/suite')):
+            with pytest.raises(InputError, match=f'--{option} s3:/+bucket/suite: must be a local or shared folder'):
+                load_suite('demo', **{option: address})
     with pytest.raises(InputError, match=r"no artefact 'own'.*; own needs tasks in a recipe of finetuning"):
         choose_artefacts(demo, 'own')
     own.settings.finetuning.append('tasks.reviews.metrics=[f2]')
