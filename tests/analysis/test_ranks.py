@@ -186,6 +186,11 @@ def test_an_encoder_without_a_recipe_needs_to_be_told_what_to_read(measure, robe
         measure(roberta)
 
 
+def test_records_in_object_storage_are_refused(roberta):
+    with pytest.raises(InputError, match='--folder s3://bucket/ranks: must be a local or shared folder'):
+        analyze_ranks(str(roberta), folder='s3://bucket/ranks')
+
+
 def test_bad_input_is_named(folder, measure, tmp_path, roberta):
     (tmp_path / 'short.txt').write_text('the sea\n')
     for arguments, message in (

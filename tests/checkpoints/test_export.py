@@ -311,3 +311,10 @@ class TestRefusals:
         with pytest.raises(OSError, match='No space'):
             export(run, str(tmp_path / 'exported'))
         assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_export_to_object_storage_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match='the exported folder s3://bucket/out: must be a local or shared folder'):
+        export('runs/any', 's3://bucket/out')
+    assert not list(tmp_path.iterdir())

@@ -120,6 +120,12 @@ def outcomes(folder: str | Path) -> dict[str, tuple]:
     return found
 
 
+def test_records_in_object_storage_are_refused(folder):
+    config = load_config(FinetuningConfig, ['recipe.yaml'], ['save_folder=s3://bucket/tuned'])
+    with pytest.raises(InputError, match='save_folder s3://bucket/tuned: must be a local or shared folder'):
+        sweep(config)
+
+
 def test_a_sweep_settles_auto_once_for_its_folder(recipe):
     Path('settled').mkdir()
     Path('settled/precision.txt').write_text('bf16 (auto: chosen on another machine)\n')

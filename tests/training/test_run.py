@@ -239,14 +239,15 @@ def test_a_checkpoint_that_was_never_named_the_latest_costs_no_other(recipe):
 
 
 @pytest.mark.parametrize('knows_hashes', [True, False])
-@pytest.mark.parametrize('name', ['model.safetensors', 'state.pt'])
+@pytest.mark.parametrize('name', ['model.safetensors', 'state.pt', 'progress.json'])
 def test_a_damaged_checkpoint_is_named(recipe, name, knows_hashes):
     short = ('training.max_samples=64', 'training.eval_interval_samples=64')
     pretrain(recipe(*short))
     path = Path('runs/recipe/latest', name)
     content = bytearray(path.read_bytes()[: None if knows_hashes else -100])
     if knows_hashes:
-        content[len(content) // 2] ^= 1  # among the values of a tensor, which have no checksum
+        # Among the values of a tensor, which have no checksum; JSON is then not UTF-8.
+        content[len(content) // 2] ^= 0x80
     else:
         forget_hashes(path.parent)
     path.write_bytes(content)
