@@ -85,7 +85,7 @@ def _measure_rounding(terms: Sequence[Term]) -> float:
 
 
 def _measure_examples(groups: Sequence[Sequence[Term]]) -> list[ExampleVariance]:
-    """The variance that each set of examples contributes; empty where a term lacks influences, or a set has one."""
+    """The variance that each set of examples contributes; empty where a term has no influences, or one example."""
     samples: dict[str, list[np.ndarray]] = {}
     for terms in groups:
         seeds, of_group = find_common_seeds(terms), dict[str, np.ndarray]()
