@@ -10,8 +10,9 @@ from pathlib import PurePosixPath
 
 from maelm_composer.tasks.catalogue import GLUE
 
-# Scale -> the name of its runs, where they are another suite's: rungs of the ladder.
-RUN_NAMES = {'small': 'ladder-1e14', 'small_3e14': 'ladder-3e14'}
+# Scale -> the name of its runs, where several scales share it. Runs of one name in the scales `ladder` and
+# `ladder_batch_32` are other runs, with other batch sizes, but at the first rung.
+RUN_NAMES = {'ladder_batch_32': 'ladder', 'small': 'ladder-1e14', 'small_3e14': 'ladder-3e14'}
 
 
 class Role(Enum):
@@ -209,7 +210,7 @@ OWN = Artefact(
     'MAE-LM beats the RoBERTa baseline trained on the same rows',
     tuple(Demand(model, own_tasks=True) for model in _BOTH),
 )
-# The only artefact of the scale "ladder".
+# The only artefact of the scales "ladder" and "ladder_batch_32".
 LADDER = Artefact(
     'ladder',
     'The ladder: both models against the compute of pretraining',
@@ -310,8 +311,8 @@ def tasks_of(scale: str, roles: tuple[Role, ...]) -> list[str]:
 
 
 def artefacts_of(scale: str, has_own_tasks: bool = False) -> tuple[Artefact, ...]:
-    """The artefacts of ``scale``: the ladder at its own, else the paper's and, if there are own tasks, their table."""
-    return (LADDER,) if scale == LADDER.name else ARTEFACTS + (OWN,) * has_own_tasks
+    """The artefacts of ``scale``: the ladder at its own two, else the paper's and, if there are own tasks, their table."""
+    return (LADDER,) if RUN_NAMES.get(scale, scale) == LADDER.name else ARTEFACTS + (OWN,) * has_own_tasks
 
 
 def find_artefact(name: str) -> Artefact:

@@ -96,9 +96,10 @@ def test_the_ladder_can_have_other_seeds_at_a_rung_and_its_rungs_cost_what_they_
 @pytest.mark.parametrize('scale, rung', [('small', RUNGS[1]), ('small_3e14', RUNGS[2])])
 def test_small_shares_the_runs_of_a_rung(scale, rung, tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
-    small, ladder = load_suite(scale, tmp_path), load_suite('ladder', tmp_path)
+    small, ladder = load_suite(scale, tmp_path), load_suite('ladder_batch_32', tmp_path)
     for own, theirs in ((MAE_LM, rung.mae_lm), (ROBERTA, rung.roberta)):
         assert small.load_pretraining(own) == ladder.load_pretraining(theirs)
+        assert small.load_pretraining(own).training.global_train_batch_size == 32
     assert set(small.settings.pretraining_seeds) <= set(ladder.settings.pretraining_seeds)
 
 
