@@ -311,7 +311,7 @@ def tasks_of(scale: str, roles: tuple[Role, ...]) -> list[str]:
 
 
 def artefacts_of(scale: str, has_own_tasks: bool = False) -> tuple[Artefact, ...]:
-    """The artefacts of ``scale``: the ladder at its own two, else the paper's and, if there are own tasks, their table."""
+    """The artefacts of ``scale``: the ladder at its two, else the paper's and, if there are own tasks, their table."""
     return (LADDER,) if RUN_NAMES.get(scale, scale) == LADDER.name else ARTEFACTS + (OWN,) * has_own_tasks
 
 
