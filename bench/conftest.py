@@ -11,11 +11,11 @@ import pytest
 
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
-from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, OWN, Artefact, find_artefact
+from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, OWN, Artefact
 from maelm_composer.reporting.load import read_csv
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import plan_suite, print_plan
-from maelm_composer.suite.steps import Suite, load_suite
+from maelm_composer.suite.steps import Suite, choose_artefacts, load_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'results'
@@ -83,14 +83,14 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     with _in_checkout():
         suite = load_suite(*_read_options(session.config))
         device = describe_device(session.config.option.gpu, session.config.option.gpus)
-        print_plan(suite, plan_suite(suite, list_artefacts(session), device), device)
+        print_plan(suite, plan_suite(suite, list_artefacts(suite, session), device), device)
     return True
 
 
-def list_artefacts(session: pytest.Session) -> list[Artefact]:
+def list_artefacts(suite: Suite, session: pytest.Session) -> list[Artefact]:
     """The artefacts of the collected tests: test_table1.py makes table1."""
-    names = dict.fromkeys(item.path.stem.removeprefix('test_') for item in session.items)
-    return [find_artefact(name) for name in names]
+    files = {item.path.name for item in session.items}
+    return [artefact for artefact in suite.artefacts if f'test_{artefact.name}.py' in files]
 
 
 @pytest.fixture(scope='session')
@@ -107,7 +107,8 @@ def started(request: pytest.FixtureRequest) -> Iterator[tuple[Suite, Callable]]:
         from maelm_composer.suite.run import STOPPED, start_suite
 
         with contextlib.ExitStack() as stack:
-            starting = start_suite(load_suite(*_read_options(request.config)), list_artefacts(request.session), show)
+            suite = load_suite(*_read_options(request.config))
+            starting = start_suite(suite, list_artefacts(suite, request.session), show)
             try:
                 found = stack.enter_context(starting)
             except SystemExit as stop:
@@ -134,7 +135,7 @@ def make(
 
         suite, note = started
         try:
-            benchmark.pedantic(run_suite, args=(suite, [find_artefact(name)], note), rounds=1)
+            benchmark.pedantic(run_suite, args=(suite, choose_artefacts(suite, name), note), rounds=1)
         except SystemExit as stop:  # by a signal; finished records and saved checkpoints remain
             pytest.exit(STOPPED, returncode=int(stop.code or 0))
         except InputError as error:

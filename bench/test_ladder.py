@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from maelm_composer.reporting.artefacts import RUNGS
+from maelm_composer.reporting.artefacts import RUNGS_OF
 from maelm_composer.suite.steps import Suite
 from maelm_composer.training.plan import count_training_flops
 
 
 def test_ladder(make: Callable, suite: Suite) -> None:
-    rows = make('ladder')
+    rows, rungs = make('ladder'), RUNGS_OF[suite.scale]
     for column in ('eval_loss', 'rank_real', 'rank_with_masks', 'rank_masks', 'departure', 'quick_avg'):
         for model in ('MAE-LM', 'RoBERTa'):
             found = [float(row['x']) for row in rows if (row['row'], row['column']) == (model, column)]
-            assert found == [rung.flops for rung in RUNGS]
-    for rung in RUNGS:  # a rung is named by the FLOPs of RoBERTa
+            assert found == [rung.flops for rung in rungs]
+    for rung in rungs:  # a rung is named by the FLOPs of RoBERTa
         assert abs(count_training_flops(suite.load_pretraining(rung.roberta)) / rung.flops - 1) < 0.01

@@ -4,7 +4,7 @@ The benchmark suite reads :data:`ARTEFACTS` to know what to run, and the report 
 Two artefacts that need the same run name the same :class:`Model`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import PurePosixPath
 
@@ -151,6 +151,8 @@ RUNGS = (
     _make_rung('3e14'),
     _make_rung('1e15'),
 )
+# Scale -> its rungs. The scales differ in the batch sizes of these.
+RUNGS_OF = {'ladder': RUNGS, 'ladder_batch_32': RUNGS[:3]}
 
 ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
@@ -210,12 +212,12 @@ OWN = Artefact(
     'MAE-LM beats the RoBERTa baseline trained on the same rows',
     tuple(Demand(model, own_tasks=True) for model in _BOTH),
 )
-# The only artefact of the scales "ladder" and "ladder_batch_32".
+# The only artefact of the scales of RUNGS_OF, here with all rungs.
 LADDER = Artefact(
     'ladder',
     'The ladder: both models against the compute of pretraining',
     'MAE-LM uses more dimensions for real tokens than RoBERTa, and fine-tunes better',
-    tuple(Demand(m, (Role.quick,), rank=True) for rung in RUNGS for m in rung.models),
+    tuple(Demand(model, (Role.quick,), rank=True) for rung in RUNGS for model in rung.models),
 )
 
 
@@ -311,8 +313,11 @@ def tasks_of(scale: str, roles: tuple[Role, ...]) -> list[str]:
 
 
 def artefacts_of(scale: str, has_own_tasks: bool = False) -> tuple[Artefact, ...]:
-    """The artefacts of ``scale``: the ladder at its two, else the paper's and, if there are own tasks, their table."""
-    return (LADDER,) if RUN_NAMES.get(scale, scale) == LADDER.name else ARTEFACTS + (OWN,) * has_own_tasks
+    """The artefacts of ``scale``: its ladder, or the paper's and, if there are own tasks, their table."""
+    if scale not in RUNGS_OF:
+        return ARTEFACTS + (OWN,) * has_own_tasks
+    models = [model for rung in RUNGS_OF[scale] for model in rung.models]
+    return (replace(LADDER, demands=tuple(demand for demand in LADDER.demands if demand.model in models)),)
 
 
 def find_artefact(name: str) -> Artefact:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
-from maelm_composer.reporting.artefacts import PAPER_SETTINGS, RUNGS, find_artefact, label_of
+from maelm_composer.reporting.artefacts import PAPER_SETTINGS, find_artefact, label_of
 from maelm_composer.reporting.page import format_x, name_claim
 from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, WORDS, Row
 
@@ -173,9 +173,10 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
             panel.axhline(paper, color='#555555', **DOTTED)
             panel.text(1, paper, 'paper, base', transform=panel.get_yaxis_transform(), ha='right', va='bottom', size=8)
         _finish(panel, GAP, axis, label, whole=False)
+    budgets = sorted({row.x for row in rows if row.x is not None})
     for panel in panels.flat:
         panel.set_xscale('log')
-        panel.set_xticks([rung.flops for rung in RUNGS], [format_x(rung.flops) for rung in RUNGS])
+        panel.set_xticks(budgets, list(map(format_x, budgets)))
         panel.minorticks_off()
     return figure
 

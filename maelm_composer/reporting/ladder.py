@@ -6,7 +6,7 @@ from functools import partial
 
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
-from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLUMNS, ROBERTA, RUNGS, Model, Rung
+from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLUMNS, ROBERTA, RUNGS_OF, Model, Rung
 from maelm_composer.reporting.cells import Cell, slope, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import (
@@ -34,16 +34,17 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
     The rungs of a score are one family for Holm's correction, and so are the slopes.
     """
     rows: list[Row] = []
+    rungs = RUNGS_OF[builder.scale]
     cells: dict[str, dict[str, dict[Rung, Cell]]] = {name: {} for name in NUMBERS}  # by column, label and rung
     for name, (unit, read) in NUMBERS.items():
-        for rung in RUNGS:
+        for rung in rungs:
             for model in reversed(rung.models):
                 cell = read(builder.evidence, model)
                 cells[name].setdefault(model.label, {})[rung] = cell
                 rows.append(builder.value(model.label, name, unit, cell).at(rung.flops, 'FLOPs'))
     ours, theirs = (builder.paper_of(model, 'pretrained') for model in (MAE_LM, ROBERTA))
     paper = None if ours is None or theirs is None else round(100 * (ours / theirs - 1), 2)
-    for label in dict.fromkeys(model.label for rung in RUNGS for model in (rung.mae_lm, *rung.variants)):
+    for label in dict.fromkeys(model.label for rung in rungs for model in (rung.mae_lm, *rung.variants)):
         pairs = {
             name: {rung: (cell, found[ROBERTA.label][rung]) for rung, cell in found[label].items()}
             for name, found in cells.items()

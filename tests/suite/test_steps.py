@@ -93,6 +93,18 @@ def test_the_ladder_can_have_other_seeds_at_a_rung_and_its_rungs_cost_what_they_
             assert variant.model.decoder.num_hidden_layers == mae_lm.model.decoder.num_hidden_layers - 1
 
 
+def test_the_ladder_of_batches_of_32_shares_the_first_rung_and_lacks_the_last(tmp_path, monkeypatch):
+    monkeypatch.setenv('MAELM_DATA', str(tmp_path))
+    suite, ladder = load_suite('ladder_batch_32', tmp_path), load_suite('ladder', tmp_path)
+    models = {step.model for step in list_steps(suite, suite.artefacts) if step.kind is Kind.pretraining}
+    assert Counter(Path(model.overlays[0]).stem for model in models) == {'3e13': 15, '1e14': 10, '3e14': 10}
+    for model in models:
+        own, theirs = suite.load_pretraining(model), ladder.load_pretraining(model)
+        assert own.training.global_train_batch_size == 32
+        assert (own == theirs) == model.overlays[0].endswith('3e13.yaml')
+        assert (own.model, own.optimizer, own.run_name) == (theirs.model, theirs.optimizer, theirs.run_name)
+
+
 @pytest.mark.parametrize('scale, rung', [('small', RUNGS[1]), ('small_3e14', RUNGS[2])])
 def test_small_shares_the_runs_of_a_rung(scale, rung, tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
