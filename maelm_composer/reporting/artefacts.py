@@ -4,7 +4,7 @@ The benchmark suite reads :data:`ARTEFACTS` to know what to run, and the report 
 Two artefacts that need the same run name the same :class:`Model`.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePosixPath
 
@@ -212,13 +212,17 @@ OWN = Artefact(
     'MAE-LM beats the RoBERTa baseline trained on the same rows',
     tuple(Demand(model, own_tasks=True) for model in _BOTH),
 )
-# The only artefact of the scales of RUNGS_OF, here with all rungs.
-LADDER = Artefact(
-    'ladder',
-    'The ladder: both models against the compute of pretraining',
-    'MAE-LM uses more dimensions for real tokens than RoBERTa, and fine-tunes better',
-    tuple(Demand(model, (Role.quick,), rank=True) for rung in RUNGS for model in rung.models),
-)
+# The only artefact of the scales of RUNGS_OF.
+LADDERS = {
+    scale: Artefact(
+        'ladder',
+        'The ladder: both models against the compute of pretraining',
+        'MAE-LM uses more dimensions for real tokens than RoBERTa, and fine-tunes better',
+        tuple(Demand(model, (Role.quick,), rank=True) for rung in rungs for model in rung.models),
+    )
+    for scale, rungs in RUNGS_OF.items()
+}
+LADDER = LADDERS['ladder']
 
 
 def _list_span_columns(task: str, label: str) -> tuple[Column, ...]:
@@ -314,10 +318,7 @@ def tasks_of(scale: str, roles: tuple[Role, ...]) -> list[str]:
 
 def artefacts_of(scale: str, has_own_tasks: bool = False) -> tuple[Artefact, ...]:
     """The artefacts of ``scale``: its ladder, or the paper's and, if there are own tasks, their table."""
-    if scale not in RUNGS_OF:
-        return ARTEFACTS + (OWN,) * has_own_tasks
-    models = [model for rung in RUNGS_OF[scale] for model in rung.models]
-    return (replace(LADDER, demands=tuple(demand for demand in LADDER.demands if demand.model in models)),)
+    return (LADDERS[scale],) if scale in LADDERS else ARTEFACTS + (OWN,) * has_own_tasks
 
 
 def find_artefact(name: str) -> Artefact:
