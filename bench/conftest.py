@@ -25,11 +25,7 @@ ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in (*ARTEFACTS, OWN, L
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--record', action='store_true', help='write measured speeds to throughput/ in the results')
-    parser.addoption(
-        '--scale',
-        default='demo',
-        help='demo, ladder, ladder_batch_32, small, small_3e14, medium, base, base_pp or large_pp',
-    )
+    parser.addoption('--scale', default='demo', help='a file of yamls/suite without its suffix, as ladder or base')
     parser.addoption('--settings', help="file with keys of yamls/suite/, over the scale's (docs/benchmark.md)")
     parser.addoption('--plan', action='store_true', help='print the missing steps and their costs; run nothing')
     parser.addoption('--gpus', type=int, help='with --plan: the number of GPUs; default: those of this machine')

@@ -44,9 +44,7 @@ Recipe = Annotated[
         autocompletion=_complete_recipe,
     ),
 ]
-Scale = Annotated[
-    str, typer.Option(help='demo, ladder, ladder_batch_32, small, small_3e14, medium, base, base_pp or large_pp.')
-]
+Scale = Annotated[str, typer.Option(help='A file of yamls/suite without its suffix, as demo, ladder, small or base.')]
 
 
 def main() -> None:

@@ -12,7 +12,12 @@ from maelm_composer.tasks.catalogue import GLUE
 
 # Scale -> the name of its runs, where several scales share it. Runs of one name in the scales `ladder` and
 # `ladder_batch_32` are other runs, with other batch sizes, but at the first rung.
-RUN_NAMES = {'ladder_batch_32': 'ladder', 'small': 'ladder-1e14', 'small_3e14': 'ladder-3e14'}
+RUN_NAMES = {
+    'ladder_batch_32': 'ladder',
+    'small': 'ladder-1e14',
+    'small_3e14': 'ladder-3e14',
+    'small_3e14_batch_32': 'ladder-3e14',
+}
 
 
 class Role(Enum):

@@ -24,7 +24,7 @@ from maelm_composer.suite import steps
 from maelm_composer.suite.steps import Kind, choose_artefacts, list_saved_samples, list_steps, load_suite
 from maelm_composer.training.plan import count_training_flops
 
-SCALES = ('demo', 'small', 'small_3e14', 'medium', 'base', 'base_pp', 'large_pp')
+SCALES = ('demo', 'small', 'small_3e14', 'small_3e14_batch_32', 'medium', 'base', 'base_pp', 'large_pp')
 
 
 def steps_of(suite, *names):
@@ -62,7 +62,7 @@ def test_pretraining_seeds_are_a_dimension(demo, tmp_path):
     assert '-s17/samples-' in suite.load_finetuning(first.model, first.samples, first.tasks).checkpoint
 
 
-@pytest.mark.parametrize('scale', ['demo', 'small', 'small_3e14', 'medium', 'base'])
+@pytest.mark.parametrize('scale', ['demo', 'small', 'small_3e14', 'small_3e14_batch_32', 'medium', 'base'])
 def test_no_two_rows_of_table_2_are_one_model(scale, tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
     suite = load_suite(scale, tmp_path)
@@ -105,13 +105,20 @@ def test_the_ladder_of_batches_of_32_shares_the_first_rung_and_lacks_the_last(tm
         assert (own.model, own.optimizer, own.run_name) == (theirs.model, theirs.optimizer, theirs.run_name)
 
 
-@pytest.mark.parametrize('scale, rung', [('small', RUNGS[1]), ('small_3e14', RUNGS[2])])
-def test_small_shares_the_runs_of_a_rung(scale, rung, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    'scale, ladder, rung, batch',
+    [
+        ('small', 'ladder_batch_32', RUNGS[1], 32),
+        ('small_3e14', 'ladder', RUNGS[2], 128),
+        ('small_3e14_batch_32', 'ladder_batch_32', RUNGS[2], 32),
+    ],
+)
+def test_small_shares_the_runs_of_a_rung(scale, ladder, rung, batch, tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
-    small, ladder = load_suite(scale, tmp_path), load_suite('ladder_batch_32', tmp_path)
+    small, ladder = load_suite(scale, tmp_path), load_suite(ladder, tmp_path)
     for own, theirs in ((MAE_LM, rung.mae_lm), (ROBERTA, rung.roberta)):
         assert small.load_pretraining(own) == ladder.load_pretraining(theirs)
-        assert small.load_pretraining(own).training.global_train_batch_size == 32
+        assert small.load_pretraining(own).training.global_train_batch_size == batch
     assert set(small.settings.pretraining_seeds) <= set(ladder.settings.pretraining_seeds)
 
 
