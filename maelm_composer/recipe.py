@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, KeyValidationError, OmegaConfBaseException
 
 from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig, TaskSource
 from maelm_composer.errors import InputError
@@ -132,6 +132,8 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
         key, reason = error.full_key or error.key, str(error).splitlines()[0]
         if 'is not a ListConfig' in reason:
             reason = f'must be a list, as in {key}=[...]'
+        if isinstance(error, KeyValidationError):  # as of the ladder's rung 1e15
+            reason = 'YAML reads this name as a number, so put it in quotes'
         raise InputError(f'{where}: {key}: {reason}') from None
     except TypeError:  # OmegaConf does not wrap this one
         keys = ', '.join(map(str, layer))

@@ -117,10 +117,12 @@ def test_an_unknown_key_names_the_nearest(key, near, write, load):
         load_config(PretrainingConfig, ['recipe.yaml', path])
 
 
-def test_an_unknown_key_in_a_list_of_sources_is_named(write):
+def test_an_unknown_key_in_a_list_and_a_number_as_a_key_are_named(write):
     path = write('corpus', {'remote': 'r', 'sources': [{'kind': 'documentation'}, {'kind': 'files', 'path': 'a'}]})
     with pytest.raises(InputError, match=r'unknown key path; did you mean paths\?'):
         load_config(CorpusConfig, [path])
+    with pytest.raises(InputError, match=r'^suite\.yaml: pretraining_of\.1\d+\.0: YAML reads this name as a number'):
+        load_config(SuiteConfig, [write('suite', 'pretraining_of: {1e15: [seed=1]}')])
 
 
 @pytest.mark.parametrize(
