@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import PAPER_SETTINGS, find_artefact, label_of
+from maelm_composer.reporting.ladder import AT_EQUAL_FLOPS
 from maelm_composer.reporting.page import format_x, name_claim
 from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, WORDS, Row
 
@@ -155,24 +156,27 @@ def draw_training(rows: Sequence[Row]) -> Figure:
 
 
 def draw_ladder(rows: Sequence[Row]) -> Figure:
-    """Over FLOPs: both models in the upper row, MAE-LM − RoBERTa in the lower."""
+    """Over FLOPs: both models in the upper row, each at its own FLOPs, and MAE-LM − RoBERTa in the lower."""
     figure = Figure(figsize=(PANEL[0] * 3, PANEL[1] * 2), layout='constrained')
-    panels, axis = figure.subplots(2, 3), "FLOPs of RoBERTa's pretraining"
+    panels = figure.subplots(2, 3)
+    costs = {(row.row, row.x): row.value for row in rows if row.column == 'flops' and row.value is not None}
     both = {'eval_loss': 'validation loss [nats]', 'rank_real': '0.9-effective rank', 'quick_avg': 'score [%]'}
     for panel, (column, label) in zip(panels[0], both.items(), strict=True):
         for model, style in STYLES.items():
-            _plot(panel, _find(rows, column, model), model, style)
-        _finish(panel, label_of(column), axis, label, whole=False)
+            points = [(costs.get((model, x)), row) for x, row in _find(rows, column, model)]
+            _plot(panel, [(x, row) for x, row in points if x is not None], model, style)
+        _finish(panel, label_of(column), "FLOPs of the model's own pretraining", label, whole=False)
     gaps = {'eval_loss': 'nats', 'real_rank_excess': "% of RoBERTa's", 'quick_avg': 'points'}
     for panel, (column, label) in zip(panels[1], gaps.items(), strict=True):
         points = _find(rows, column, GAP)
-        _plot(panel, points, None, DARK)
+        _plot(panel, points, 'equal rows', DARK)
+        _plot(panel, _find(rows, column, f'{GAP} {AT_EQUAL_FLOPS}'), 'equal FLOPs', LIGHT)
         panel.axhline(0, color='#555555', linewidth=0.8)
         paper = next((row.paper for _, row in points if row.paper is not None), None)
         if paper is not None:
             panel.axhline(paper, color='#555555', **DOTTED)
             panel.text(1, paper, 'paper, base', transform=panel.get_yaxis_transform(), ha='right', va='bottom', size=8)
-        _finish(panel, GAP, axis, label, whole=False)
+        _finish(panel, GAP, "FLOPs of RoBERTa's pretraining", label, whole=False)
     budgets = sorted({row.x for row in rows if row.x is not None})
     for panel in panels.flat:
         panel.set_xscale('log')

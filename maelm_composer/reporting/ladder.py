@@ -1,13 +1,14 @@
-"""The ladder as rows: both models at every rung, their difference, and its change with compute."""
+"""The ladder as rows: both models at every rung, their difference for equal rows and for equal FLOPs, and its trend."""
 
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLUMNS, ROBERTA, RUNGS_OF, Model, Rung
-from maelm_composer.reporting.cells import Cell, slope, subtract, subtract_relative
+from maelm_composer.reporting.cells import Cell, combine, slope, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import (
     ENOUGH_SEEDS,
@@ -22,8 +23,9 @@ from maelm_composer.reporting.rows import (
 from maelm_composer.reporting.tables import MASKS, REAL, WITH_MASKS
 
 TREND = 'change with ten times the compute'
+AT_EQUAL_FLOPS = 'at equal FLOPs'
 RELATIVE = 'real_rank_excess'
-DEPARTURE = 'departure'
+LOSS, FLOPS, DEPARTURE = 'eval_loss', 'flops', 'departure'
 DEPARTURE_NATS, WINDOW = 1.0, 20  # lines of metrics.csv
 Read = Callable[[Evidence, Model], Cell]
 
@@ -31,7 +33,8 @@ Read = Callable[[Evidence, Model], Cell]
 def build_ladder(builder: RowBuilder) -> list[Row]:
     """All models' numbers at every rung; then each MAE-LM − RoBERTa, and their slopes over log compute.
 
-    The rungs of a score are one family for Holm's correction, and so are the slopes.
+    The rungs of a score are one family for Holm's correction, and so are the slopes. The paper compares models
+    that read equal rows, so the differences at equal FLOPs have no verdict.
     """
     rows: list[Row] = []
     rungs = RUNGS_OF[builder.scale]
@@ -50,8 +53,11 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
             for name, found in cells.items()
         }
         gap, is_paper = f'{label} − {ROBERTA.label}', label == MAE_LM.label
-        for rung, both in pairs['eval_loss'].items():  # the paper claims nothing about the loss
-            rows.append(builder.value(gap, 'eval_loss', 'nats', subtract(*both)).at(rung.flops, 'FLOPs'))
+        for rung, both in pairs[LOSS].items():  # the paper claims nothing about the loss
+            rows.append(builder.value(gap, LOSS, 'nats', subtract(*both)).at(rung.flops, 'FLOPs'))
+        for rung, above in pairwise(rungs):
+            if rung in pairs[LOSS]:  # not only a variant of another rung
+                rows += _compare_at_equal_flops(builder, label, cells, rung, above)
         excess = {rung: subtract_relative(*both) for rung, both in pairs[REAL].items()}
         differences: dict[str, tuple[str, dict[Rung, Cell], float | None, float | None]]
         differences = {RELATIVE: (PERCENT, excess, paper, 100 * MARGIN_RANK_SHARE)}
@@ -69,6 +75,25 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
             if len(gaps) > 1  # not a variant of one rung
         ]
         rows += builder.claims(POINTS, *slopes)
+    return rows
+
+
+def _compare_at_equal_flops(
+    builder: RowBuilder, label: str, cells: dict[str, dict[str, dict[Rung, Cell]]], rung: Rung, above: Rung
+) -> list[Row]:
+    """The model ``label`` of ``rung`` minus a RoBERTa that takes as many FLOPs as this model itself.
+
+    That RoBERTa's numbers are interpolated, linearly in log FLOPs, between the RoBERTas of ``rung`` and ``above``.
+    """
+    rows, cost = [], cells[FLOPS][label][rung]
+    for name, unit in ((LOSS, 'nats'), (REAL, RANK), (QUICK_AVERAGE.name, POINTS)):
+        gap, baselines = cost, cells[name][ROBERTA.label]
+        if cost.estimate is not None:
+            weight = math.log(cost.estimate.value / rung.flops) / math.log(above.flops / rung.flops)
+            same_rows = combine([(1.0, cells[name][label][rung]), (weight - 1, baselines[rung])])
+            gap = combine([(1.0, same_rows), (-weight, baselines[above])], is_paired=False)
+        row = builder.value(f'{label} − {ROBERTA.label} {AT_EQUAL_FLOPS}', name, unit, gap)
+        rows.append(row.at(rung.flops, 'FLOPs'))
     return rows
 
 
@@ -93,7 +118,8 @@ def _measure_departure(evidence: Evidence, model: Model) -> Cell:
 
 
 NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's number is read
-    'eval_loss': ('nats', partial(Evidence.measure_runs, what='validation loss', read=lambda run: run.eval_loss)),
+    LOSS: ('nats', partial(Evidence.measure_runs, what='validation loss', read=lambda run: run.eval_loss)),
+    FLOPS: ('FLOPs', partial(Evidence.measure_runs, what='number of FLOPs', read=lambda run: run.flops)),
     **{key: (RANK, partial(Evidence.rank, key=key)) for key in (REAL, WITH_MASKS, MASKS)},
     DEPARTURE: ('tokens', _measure_departure),
     **{column.name: (PERCENT, partial(Evidence.score, column=column)) for column in (*QUICK_COLUMNS, QUICK_AVERAGE)},

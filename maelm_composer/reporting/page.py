@@ -199,7 +199,7 @@ def format_number(value: float | None, unit: str, is_signed: bool = False, digit
     if digits is None:
         digits = 0 if unit == 'rank' and value == int(value) else DIGITS.get(unit.removesuffix(' a decade'))
     text = f'{value:{sign},.4g}' if digits is None else f'{value:{sign},.{digits}f}'
-    return (text if text.strip('+-0.') else text.lstrip('+-')).replace('-', '−')
+    return (text if text.strip('+-0.') else text.lstrip('+-')).replace('-', '−').replace('e+', 'e')
 
 
 def _describe_cost(evidence: Evidence) -> str:

@@ -9,7 +9,7 @@ from scipy import stats
 from maelm_composer.reporting.artefacts import LADDER, RUNGS, Role, tasks_of
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import build_tables, report
-from maelm_composer.reporting.rows import FAILS, HOLDS, UNDECIDED
+from maelm_composer.reporting.rows import FAILS, HOLDS, NOT_COMPARABLE, UNDECIDED
 
 SEEDS = (17, 18, 19)
 
@@ -17,13 +17,15 @@ SEEDS = (17, 18, 19)
 def add_rung(archive, number, seeds=SEEDS):
     """At rung n MAE-LM is above RoBERTa by 3n points, and in rank by 10n percent, both with a spread over seeds.
 
-    The variant of the first rung is below RoBERTa by as much as MAE-LM is above it at the second.
+    The variant of the first rung is below RoBERTa by as much as MAE-LM is above it at the second. At the
+    first rung the logarithm of both models' FLOPs lies half-way to the second.
     """
     rung = RUNGS[number]
     for nth, seed in enumerate(seeds):
         for model, lead in zip(rung.models, (0, number, -1), strict=False):
             run = f'{model.run_name("ladder")}-s{seed}'
-            archive.add_run(run, eval_loss=5.0 - number - 0.1 * lead + 0.01 * nth, tokens=400 * 128)
+            flops = round(rung.flops * (1 if model is rung.roberta else math.sqrt(10 / 3)))
+            archive.add_run(run, eval_loss=5.0 - number - 0.1 * lead + 0.01 * nth, tokens=400 * 128, flops=flops)
             archive.add_rank(run, lead=2 + lead * (10 + nth) * 5)  # RoBERTa's last layer: 48
             for task in tasks_of('ladder', (Role.quick,)):
                 archive.add_score(run, task, 1, 0.6 + lead * (0.03 + 0.001 * nth))
@@ -75,6 +77,24 @@ def test_a_variant_of_one_rung_is_compared_there_and_has_no_trend(rows):
     assert (gap.x, gap.paper) == (3e13, None)
     assert find(rows, 'MAE-LM, one decoder layer', 'eval_loss')[3e13].value == pytest.approx(5.11)
     assert not [r for r in rows if r.row.startswith('MAE-LM, one decoder layer − RoBERTa,')]
+
+
+def test_at_equal_flops_roberta_lies_between_its_rungs(rows, archive):
+    losses = find(rows, 'MAE-LM − RoBERTa at equal FLOPs', 'eval_loss')
+    assert losses[3e13].value == pytest.approx(5.01 - (5.01 + 4.01) / 2)
+    # MAE-LM less half of its seed's RoBERTa, and half of the next rung's, whose seeds are other models.
+    half = 4.302653 * 0.005 / math.sqrt(3) * math.sqrt(2)
+    assert (losses[3e13].low, losses[3e13].high) == pytest.approx((0.5 - half, 0.5 + half))
+    assert (losses[3e13].verdict, losses[3e13].p, losses[3e13].unit) == (NOT_COMPARABLE, None, 'nats')
+    assert 'no finished pretraining run ladder-3e14' in losses[1e14].note
+    assert list(losses) == [3e13, 1e14, 3e14]  # above the last rung there is none
+    (gap,) = find(rows, 'MAE-LM, one decoder layer − RoBERTa at equal FLOPs', 'quick_avg').values()
+    assert gap.value == pytest.approx(-3.1)  # both rungs' RoBERTas are equally good
+    old = archive('ladder')  # as recorded by an earlier version
+    for seed in SEEDS:
+        old.add_run(f'ladder-3e13-s{seed}', flops=None)
+    rows = build_tables(load_evidence(old.results / 'ladder', 'ladder'))['ladder']
+    assert 'number of FLOPs of ladder-3e13-s17' in find(rows, 'MAE-LM − RoBERTa at equal FLOPs', 'eval_loss')[3e13].note
 
 
 @pytest.mark.parametrize('count', [1, 2])
