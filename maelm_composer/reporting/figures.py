@@ -159,12 +159,12 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
     """Over FLOPs: both models in the upper row, each at its own FLOPs, and MAE-LM − RoBERTa in the lower."""
     figure = Figure(figsize=(PANEL[0] * 3, PANEL[1] * 2), layout='constrained')
     panels = figure.subplots(2, 3)
-    costs = {(row.row, row.x): row.value for row in rows if row.column == 'flops' and row.value is not None}
+    costs = {(r.row, r.x): r.value for r in rows if r.column == 'flops' and r.value is not None}
     both = {'eval_loss': 'validation loss [nats]', 'rank_real': '0.9-effective rank', 'quick_avg': 'score [%]'}
     for panel, (column, label) in zip(panels[0], both.items(), strict=True):
         for model, style in STYLES.items():
-            points = [(costs.get((model, x)), row) for x, row in _find(rows, column, model)]
-            _plot(panel, [(x, row) for x, row in points if x is not None], model, style)
+            points = [(costs[model, x], row) for x, row in _find(rows, column, model) if (model, x) in costs]
+            _plot(panel, points, model, style)
         _finish(panel, label_of(column), "FLOPs of the model's own pretraining", label, whole=False)
     gaps = {'eval_loss': 'nats', 'real_rank_excess': "% of RoBERTa's", 'quick_avg': 'points'}
     for panel, (column, label) in zip(panels[1], gaps.items(), strict=True):
