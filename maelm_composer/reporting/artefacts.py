@@ -222,7 +222,7 @@ LADDERS = {
     scale: Artefact(
         'ladder',
         'The ladder: both models against the compute of pretraining',
-        'MAE-LM uses more dimensions for real tokens than RoBERTa, and fine-tunes better',
+        'RoBERTa keeps dimensions for [MASK]; MAE-LM uses more for real tokens, and fine-tunes better',
         tuple(Demand(model, (Role.quick,), rank=True) for rung in rungs for model in rung.models),
     )
     for scale, rungs in RUNGS_OF.items()
@@ -290,6 +290,8 @@ _LABELS = {
     'flops': 'FLOPs of pretraining',
     'samples': 'rows of pretraining',
     'real_rank_excess': "rank above RoBERTa's",
+    'mask_rank_gain': 'rank with − without [MASK] in the input',
+    'mask_outside_excess': "[MASK] − real energy outside the real tokens' space",
     'departure': 'tokens until the training loss is 1 nat below its beginning',
 }
 DEMO = 'demo'

@@ -20,11 +20,11 @@ from maelm_composer.reporting.rows import (
     Row,
     RowBuilder,
 )
-from maelm_composer.reporting.tables import MASKS, REAL, WITH_MASKS
+from maelm_composer.reporting.tables import MASKS, REAL, WITH_MASKS, measure_mask_excess
 
 TREND = 'change with ten times the compute'
 AT_EQUAL_FLOPS = 'at equal FLOPs'
-RELATIVE = 'real_rank_excess'
+RELATIVE, MASK_GAIN, OUTSIDE = 'real_rank_excess', 'mask_rank_gain', 'mask_outside_excess'
 LOSS, FLOPS, DEPARTURE = 'eval_loss', 'flops', 'departure'
 DEPARTURE_NATS, WINDOW = 1.0, 20  # lines of metrics.csv
 Read = Callable[[Evidence, Model], Cell]
@@ -75,7 +75,19 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
             if len(gaps) > 1  # not a variant of one rung
         ]
         rows += builder.claims(POINTS, *slopes)
+    for name, unit, margin, measure in (
+        (MASK_GAIN, PERCENT, 100 * MARGIN_RANK_SHARE, _measure_mask_gain),
+        (OUTSIDE, 'share', None, measure_mask_excess),
+    ):
+        gains = (measure(builder.evidence, rung.roberta) for rung in rungs)
+        claims = builder.claims(unit, *(Claim(ROBERTA.label, name, gain, margin=margin) for gain in gains))
+        rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(rungs, claims, strict=True)]
     return rows
+
+
+def _measure_mask_gain(evidence: Evidence, model: Model) -> Cell:
+    """By how many percent the rank of real tokens is higher with [MASK] in the input (Figure 1)."""
+    return subtract_relative(evidence.rank(model, WITH_MASKS), evidence.rank(model, REAL))
 
 
 def _compare_at_equal_flops(

@@ -97,6 +97,15 @@ def test_at_equal_flops_roberta_lies_between_its_rungs(rows, archive):
     assert 'number of FLOPs of ladder-3e13-s17' in find(rows, 'MAE-LM − RoBERTa at equal FLOPs', 'eval_loss')[3e13].note
 
 
+def test_what_mask_adds_to_roberta_is_judged_at_every_rung(rows):
+    gains = find(rows, 'RoBERTa', 'mask_rank_gain')
+    assert (gains[3e13].value, gains[3e13].unit) == (pytest.approx(100 * (60 - 48) / 48), 'percent')
+    assert 'one of 2 by Holm' in gains[3e13].verdict
+    shares = find(rows, 'RoBERTa', 'mask_outside_excess')
+    assert shares[1e14].value == pytest.approx(0.3 - 0.09)
+    assert 'no finished pretraining run ladder-3e14' in shares[3e14].note
+
+
 @pytest.mark.parametrize('count', [1, 2])
 def test_a_rung_of_fewer_than_three_seeds_has_no_part_in_the_trend(archive, count):
     made = archive('ladder')
