@@ -1,7 +1,7 @@
 """The ladder as rows: both models at every rung, their difference for equal rows and for equal FLOPs, and its trend."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -28,6 +28,7 @@ RELATIVE, MASK_GAIN, OUTSIDE = 'real_rank_excess', 'mask_rank_gain', 'mask_outsi
 LOSS, FLOPS, DEPARTURE = 'eval_loss', 'flops', 'departure'
 DEPARTURE_NATS, WINDOW = 1.0, 20  # lines of metrics.csv
 Read = Callable[[Evidence, Model], Cell]
+Cells = dict[str, dict[str, dict[Rung, Cell]]]  # by column, label of the model and rung
 
 
 def build_ladder(builder: RowBuilder) -> list[Row]:
@@ -38,7 +39,7 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
     """
     rows: list[Row] = []
     rungs = RUNGS_OF[builder.scale]
-    cells: dict[str, dict[str, dict[Rung, Cell]]] = {name: {} for name in NUMBERS}  # by column, label and rung
+    cells: Cells = {name: {} for name in NUMBERS}
     for name, (unit, read) in NUMBERS.items():
         for rung in rungs:
             for model in reversed(rung.models):
@@ -75,24 +76,24 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
             if len(gaps) > 1  # not a variant of one rung
         ]
         rows += builder.claims(POINTS, *slopes)
-    for name, unit, margin, measure in (
-        (MASK_GAIN, PERCENT, 100 * MARGIN_RANK_SHARE, _measure_mask_gain),
-        (OUTSIDE, 'share', None, measure_mask_excess),
+    return rows + _judge_masks(builder, rungs)
+
+
+def _judge_masks(builder: RowBuilder, rungs: Sequence[Rung]) -> list[Row]:
+    """The paper's explanation of RoBERTa's lower rank, dimensions kept for [MASK]: Figure 1(a) and Theorem 2.2."""
+    evidence, rows = builder.evidence, []
+    ranks = [[evidence.rank(rung.roberta, key) for key in (WITH_MASKS, REAL)] for rung in rungs]
+    shares = [measure_mask_excess(evidence, rung.roberta) for rung in rungs]
+    for name, unit, margin, cells in (
+        (MASK_GAIN, PERCENT, 100 * MARGIN_RANK_SHARE, [subtract_relative(*both) for both in ranks]),
+        (OUTSIDE, 'share', None, shares),
     ):
-        gains = (measure(builder.evidence, rung.roberta) for rung in rungs)
-        claims = builder.claims(unit, *(Claim(ROBERTA.label, name, gain, margin=margin) for gain in gains))
+        claims = builder.claims(unit, *(Claim(ROBERTA.label, name, cell, margin=margin) for cell in cells))
         rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(rungs, claims, strict=True)]
     return rows
 
 
-def _measure_mask_gain(evidence: Evidence, model: Model) -> Cell:
-    """By how many percent the rank of real tokens is higher with [MASK] in the input (Figure 1)."""
-    return subtract_relative(evidence.rank(model, WITH_MASKS), evidence.rank(model, REAL))
-
-
-def _compare_at_equal_flops(
-    builder: RowBuilder, label: str, cells: dict[str, dict[str, dict[Rung, Cell]]], rung: Rung, above: Rung
-) -> list[Row]:
+def _compare_at_equal_flops(builder: RowBuilder, label: str, cells: Cells, rung: Rung, above: Rung) -> list[Row]:
     """The model ``label`` of ``rung`` minus a RoBERTa that takes as many FLOPs as this model itself.
 
     That RoBERTa's numbers are interpolated, linearly in log FLOPs, between the RoBERTas of ``rung`` and ``above``.
