@@ -1,7 +1,7 @@
 """The ladder as rows: both models at every rung, their difference for equal rows and for equal FLOPs, and its trend."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
@@ -76,20 +76,19 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
             if len(gaps) > 1  # not a variant of one rung
         ]
         rows += builder.claims(POINTS, *slopes)
-    return rows + _judge_masks(builder, rungs)
+    return rows + _judge_masks(builder, cells)
 
 
-def _judge_masks(builder: RowBuilder, rungs: Sequence[Rung]) -> list[Row]:
+def _judge_masks(builder: RowBuilder, cells: Cells) -> list[Row]:
     """The paper's explanation of RoBERTa's lower rank, dimensions kept for [MASK]: Figure 1(a) and Theorem 2.2."""
-    evidence, rows = builder.evidence, []
-    ranks = [[evidence.rank(rung.roberta, key) for key in (WITH_MASKS, REAL)] for rung in rungs]
-    shares = [measure_mask_excess(evidence, rung.roberta) for rung in rungs]
-    for name, unit, margin, cells in (
-        (MASK_GAIN, PERCENT, 100 * MARGIN_RANK_SHARE, [subtract_relative(*both) for both in ranks]),
-        (OUTSIDE, 'share', None, shares),
+    rows: list[Row] = []
+    masked, real = (cells[name][ROBERTA.label] for name in (WITH_MASKS, REAL))
+    for name, unit, margin, gains in (
+        (MASK_GAIN, PERCENT, 100 * MARGIN_RANK_SHARE, [subtract_relative(masked[rung], real[rung]) for rung in real]),
+        (OUTSIDE, 'share', None, [measure_mask_excess(builder.evidence, rung.roberta) for rung in real]),
     ):
-        claims = builder.claims(unit, *(Claim(ROBERTA.label, name, cell, margin=margin) for cell in cells))
-        rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(rungs, claims, strict=True)]
+        claims = builder.claims(unit, *(Claim(ROBERTA.label, name, gain, margin=margin) for gain in gains))
+        rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(real, claims, strict=True)]
     return rows
 
 
