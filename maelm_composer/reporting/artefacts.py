@@ -15,6 +15,7 @@ from maelm_composer.tasks.catalogue import GLUE
 RUN_NAMES = {
     'ladder_batch_32': 'ladder',
     'small': 'ladder-1e14',
+    'small_batch_32': 'ladder-1e14',
     'small_3e14': 'ladder-3e14',
     'small_3e14_batch_32': 'ladder-3e14',
 }

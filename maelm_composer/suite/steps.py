@@ -143,16 +143,14 @@ def load_suite(
     for name, place in (('--work', work), ('--results', results)):
         if place is not None:
             assert_local(place, name)
-    path = SETTINGS_FOLDER / f'{scale}.yaml'
-    if not find_shipped(path).is_file():
-        there = ', '.join(sorted(found.stem for found in find_shipped(SETTINGS_FOLDER).glob('*.yaml')))
-        raise InputError(f'no {path}: the scales are {there}')
-    settings = load_config(SuiteConfig, [str(path)])
+    path, settings = _load_settings(scale)
     for name in LISTS:
         if not getattr(settings, name):
             raise InputError(f'{path}: {name} is empty: list recipes and key=value pairs')
     if added is not None:
         more = load_config(SuiteConfig, [str(added)])
+        if more.extends:
+            raise InputError(f'{added}: extends is for the files of {SETTINGS_FOLDER}; name the scale with --scale')
         lists = {name: getattr(settings, name) + getattr(more, name) for name in LISTS}
         others = {name: getattr(more, name) or getattr(settings, name) for name in SEEDS_AND_SIZES}
         settings = replace(settings, **lists, **others, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
@@ -172,6 +170,22 @@ def load_suite(
             raise InputError(f'{path}: pretraining seeds {seeds}: a seed is listed twice')
     folder = Path(work or f'runs/suite/{scale}')
     return Suite(scale, settings, folder, Path(results), read_choice(folder) or Precision.auto)
+
+
+def _load_settings(scale: str) -> tuple[Path, SuiteConfig]:
+    """The file of ``scale``, and its settings merged over those of the scales that it extends."""
+    files: list[Path] = []
+    while scale:
+        path = SETTINGS_FOLDER / f'{scale}.yaml'
+        named = f'{files[0]}: extends {scale}: ' if files else ''
+        if not find_shipped(path).is_file():
+            there = ', '.join(sorted(found.stem for found in find_shipped(SETTINGS_FOLDER).glob('*.yaml')))
+            raise InputError(f'{named}no {path}: the scales are {there}')
+        if path in files:
+            raise InputError(f'{named}a scale cannot extend itself')
+        files.insert(0, path)
+        scale = load_config(SuiteConfig, [str(path)]).extends
+    return files[-1], load_config(SuiteConfig, [str(file) for file in files])
 
 
 def choose_artefacts(suite: Suite, names: str) -> list[Artefact]:

@@ -24,7 +24,8 @@ from maelm_composer.suite import steps
 from maelm_composer.suite.steps import Kind, choose_artefacts, list_saved_samples, list_steps, load_suite
 from maelm_composer.training.plan import count_training_flops
 
-SCALES = ('demo', 'small', 'small_3e14', 'small_3e14_batch_32', 'medium', 'base', 'base_pp', 'large_pp')
+SMALL = ('small', 'small_batch_32', 'small_3e14', 'small_3e14_batch_32')
+SCALES = ('demo', *SMALL, 'medium', 'base', 'base_pp', 'large_pp')
 
 
 def steps_of(suite, *names):
@@ -62,7 +63,7 @@ def test_pretraining_seeds_are_a_dimension(demo, tmp_path):
     assert '-s17/samples-' in suite.load_finetuning(first.model, first.samples, first.tasks).checkpoint
 
 
-@pytest.mark.parametrize('scale', ['demo', 'small', 'small_3e14', 'small_3e14_batch_32', 'medium', 'base'])
+@pytest.mark.parametrize('scale', ['demo', *SMALL, 'medium', 'base'])
 def test_no_two_rows_of_table_2_are_one_model(scale, tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
     suite = load_suite(scale, tmp_path)
@@ -108,7 +109,8 @@ def test_the_ladder_of_batches_of_32_shares_the_first_rung_and_lacks_the_last(tm
 @pytest.mark.parametrize(
     'scale, ladder, rung, batch',
     [
-        ('small', 'ladder_batch_32', RUNGS[1], 32),
+        ('small', 'ladder', RUNGS[1], 64),
+        ('small_batch_32', 'ladder_batch_32', RUNGS[1], 32),
         ('small_3e14', 'ladder', RUNGS[2], 128),
         ('small_3e14_batch_32', 'ladder_batch_32', RUNGS[2], 32),
     ],
@@ -120,6 +122,26 @@ def test_small_shares_the_runs_of_a_rung(scale, ladder, rung, batch, tmp_path, m
         assert small.load_pretraining(own) == ladder.load_pretraining(theirs)
         assert small.load_pretraining(own).training.global_train_batch_size == batch
     assert set(small.settings.pretraining_seeds) <= set(ladder.settings.pretraining_seeds)
+
+
+def test_a_scale_extends_another(tmp_path, monkeypatch):
+    small, last = (load_suite(scale, tmp_path).settings for scale in ('small', 'small_3e14_batch_32'))
+    assert (last.finetuning, last.data) == (small.finetuning, small.data)
+    assert last.pretraining_seeds == [19, 20, 21] != small.pretraining_seeds
+    same = {name for name, sizes in small.pretraining_of.items() if last.pretraining_of[name] == sizes}
+    assert same == {'decoder_2_layers', 'decoder_6_layers'}
+    assert list(last.pretraining_of) == list(small.pretraining_of)
+
+    monkeypatch.chdir(tmp_path)
+    Path('yamls/suite').mkdir(parents=True)
+    for scale, other in (('first', 'second'), ('second', 'first'), ('third', 'tiny')):
+        Path(f'yamls/suite/{scale}.yaml').write_text(f'extends: {other}\n')
+    with pytest.raises(InputError, match=r'^yamls/suite/second\.yaml: extends first: a scale cannot extend itself'):
+        load_suite('first')
+    with pytest.raises(InputError, match=r'^yamls/suite/third\.yaml: extends tiny: no yamls/suite/tiny\.yaml'):
+        load_suite('third')
+    with pytest.raises(InputError, match=r'third\.yaml: extends is for the files of yamls/suite'):
+        load_suite('demo', added='yamls/suite/third.yaml')
 
 
 def test_what_two_artefacts_share_stands_there_once(demo):
