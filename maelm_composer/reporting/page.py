@@ -4,6 +4,7 @@ import base64
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jinja2
 from maelm_composer.records import FinetuningRecord, PretrainingRecord
 from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS, find_artefact, label_of
 from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.ladder import TREND
 from maelm_composer.reporting.rows import CONSTANT, GAP, NOT_COMPARABLE, PERCENT, UNDECIDED, WORDS, Row
 
 CLAIMS = 'claims'  # the name of the figure of all claims
@@ -46,7 +48,7 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         keep_trailing_newline=True,
     )
     functions = {'number': format_number, 'interval': format_interval, 'name_score': name_score}
-    functions |= {'value': format_value, 'unit': name_unit, 'axis': format_x}
+    functions |= {'value': format_value, 'unit': name_unit, 'axis': format_x, 'is_signed': is_signed}
     environment.globals |= {**functions, 'not_comparable': NOT_COMPARABLE, 'constant': CONSTANT}
     return environment.get_template('page.html.j2').render(
         scale=evidence.scale,
@@ -118,25 +120,43 @@ def _collect_provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
     }
 
 
-def _describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
-    """(label, sentence) for every artefact with a judged claim: the paper's claim, and the verdicts by kind."""
+def _describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, str, dict[str, Any]]]:
+    """(label, sentence, table) for every artefact with a judged claim.
+
+    The sentence is the paper's claim with the verdicts by kind. The table is empty where no claim has an x.
+    """
     found = []
     for name, rows in tables.items():
         if claims := [row for row in rows if row.is_claim]:
-            artefact = find_artefact(name)
+            artefact, verdicts = find_artefact(name), _lay_out_verdicts(claims)
             parts = [
-                _describe_verdict(word, [row for row in claims if row.verdict.startswith(word)], len(claims))
+                _describe_verdict(word, [row for row in claims if row.word == word], len(claims), not verdicts)
                 for word in WORDS
             ]
-            found.append((artefact.label, f'{artefact.claim}: {"; ".join(filter(None, parts))}.'))
+            found.append((artefact.label, f'{artefact.claim}: {"; ".join(filter(None, parts))}.', verdicts))
     return found
 
 
-def _describe_verdict(word: str, claims: Sequence[Row], total: int) -> str:
+def _lay_out_verdicts(claims: Sequence[Row]) -> dict[str, Any]:
+    """A line for each claim, a column for each x and one for the trends over x; empty if no claim has an x."""
+    if all(row.x is None for row in claims):
+        return {}
+    lines: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for row in claims:
+        trend = f', {TREND}'
+        claim = replace(row, row=row.row.removesuffix(trend), x=None)
+        place = TREND if row.row.endswith(trend) else f'{format_x(row.x or 0)} {row.x_unit}'
+        lines[name_claim(claim, ''), name_unit(row)][place] = row
+    places = dict.fromkeys(place for found in lines.values() for place in found)
+    titles = sorted(places, key=lambda place: place == TREND)
+    return {'titles': titles, 'lines': [(*key, [found.get(title) for title in titles]) for key, found in lines.items()]}
+
+
+def _describe_verdict(word: str, claims: Sequence[Row], total: int, is_named: bool) -> str:
     if not claims:
         return ''
     count = f'{word} ({len(claims)} of {total})'
-    if len(claims) > NAMED or (word == UNDECIDED and len(claims) == total):
+    if not is_named or len(claims) > NAMED or (word == UNDECIDED and len(claims) == total):
         return count
     return f'{count} in ' + ', '.join(_name(row) for row in claims)
 
@@ -164,6 +184,11 @@ def name_unit(row: Row) -> str:
     """The unit of a comparison."""
     unit = row.unit.removesuffix(' a decade')
     return {'rank': 'dimensions', 'percent': "% of RoBERTa's"}.get(unit, unit)
+
+
+def is_signed(row: Row) -> bool:
+    """Whether a difference is written with its plus sign."""
+    return row.unit.split()[0] in ('points', 'rank', 'percent')
 
 
 def format_interval(row: Row) -> str:

@@ -47,9 +47,7 @@ def report(scale: str, results: Path) -> tuple[Path, Tables]:
     folder, evidence = results / scale, load_evidence(results / scale, scale)
     tables = write_tables(folder, evidence)
     drawn = {
-        name: partial(DRAWINGS[name], rows)
-        for name, rows in tables.items()
-        if name in DRAWINGS and any(row.value is not None and row.x is not None for row in rows)
+        name: partial(DRAWINGS[name], rows) for name, rows in tables.items() if name in DRAWINGS and _has_curve(rows)
     }
     if any(row.is_claim for rows in tables.values() for row in rows):
         drawn[CLAIMS] = partial(draw_claims, tables)
@@ -57,6 +55,11 @@ def report(scale: str, results: Path) -> tuple[Path, Tables]:
     page = folder / 'report.html'
     write_text(page, render_page(evidence, tables, pictures))
     return page, tables
+
+
+def _has_curve(rows: Sequence[Row]) -> bool:
+    """Whether a figure of ``rows`` has more than single points: a figure of final checkpoints alone shows no course."""
+    return len({row.x for row in rows if row.value is not None and row.x is not None}) > 1
 
 
 def write_tables(folder: Path, evidence: Evidence) -> Tables:

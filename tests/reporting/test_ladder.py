@@ -1,6 +1,8 @@
 """The ladder's rows, from records whose numbers are easy to check by hand."""
 
+import html
 import math
+import re
 
 import numpy as np
 import pytest
@@ -152,9 +154,21 @@ def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):
     assert find(rows, 'MAE-LM', 'departure')[3e13].value == math.inf
 
 
+def test_the_page_has_a_table_of_the_verdicts_of_every_rung(archive):
+    made = archive('ladder')
+    add_rung(made, 0)
+    add_rung(made, 1)
+    page, _ = report('ladder', made.results)
+    text = ' '.join(html.unescape(re.sub(r'<[^>]+>', ' ', page.read_text())).split())
+    assert 'or as named 3e13 FLOPs 1e14 FLOPs change with ten times the compute' in text
+    assert "rank above RoBERTa's [% of RoBERTa's] 0.0 no difference +114.6 holds +219.1 holds" in text
+    assert 'MAE-LM, one decoder layer − RoBERTa, SST-2 [points] −3.1 fails MAE-LM, one' in text
+
+
 def test_the_scale_of_the_ladder_has_one_artefact(archive):
     made = archive('ladder')
     add_rung(made, 0)
+    add_rung(made, 1)
     page, _ = report('ladder', made.results)
     assert {path.name for path in page.parent.glob('*.csv')} == {f'{LADDER.name}.csv'}
     assert (page.parent / 'ladder.svg').is_file()

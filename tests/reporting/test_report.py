@@ -155,11 +155,12 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(page):
 def test_a_page_of_one_run_says_what_is_missing(archive):
     made = archive('medium')
     made.add_run('medium')
-    made.add_score('medium', 'rte', 1, 0.6)
+    made.add_score('medium', 'mnli', 1, 0.6)
     text = Page(report('medium', made.results)[0].read_text()).text
     assert 'no finished pretraining run medium-roberta' in text
     assert not (made.results / 'medium' / 'figure1.svg').exists()
     assert (made.results / 'medium' / 'training.svg').exists()
+    assert not (made.results / 'medium' / 'figure3.svg').exists()  # of one checkpoint
 
 
 def test_a_figure_whose_records_are_gone_goes_too(archive):
