@@ -15,7 +15,7 @@ from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import PAPER_SETTINGS, find_artefact, label_of
 from maelm_composer.reporting.ladder import AT_EQUAL_FLOPS
 from maelm_composer.reporting.page import format_x, name_claim
-from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, WORDS, Row
+from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, RANK, WORDS, Row
 
 Style = dict[str, Any]
 Points = list[tuple[float, Row]]
@@ -100,7 +100,7 @@ def draw_figure3(rows: Sequence[Row]) -> Figure:
 def draw_figure4(rows: Sequence[Row]) -> Figure:
     columns = list(dict.fromkeys(r.column for r in rows if r.x is not None and r.value is not None))
     figure, panels = _panels(len(columns))
-    for panel, column, style in zip(panels, columns, (DARK, LIGHT, MIDDLE), strict=False):
+    for panel, column, style in zip(panels, columns, (DARK, LIGHT, MIDDLE, DARK), strict=False):
         points = _find(rows, column)
         _plot(panel, points, None, style)
         paper = [(r.x, r.paper) for _, r in points if r.paper is not None]
@@ -109,8 +109,10 @@ def draw_figure4(rows: Sequence[Row]) -> Figure:
         elif paper:  # outside the axis at this scale, so printed as text
             numbers = ', '.join(f'{value:g} at δ = {x:g}' for x, value in paper)
             panel.text(0.0, 1.02, f'paper, base: {numbers}', transform=panel.transAxes, fontsize=8, color='#555555')
-        label = f'{label_of(column)} [%]' if points[0][1].unit == PERCENT else '0.9-effective rank'
-        _finish(panel, '', 'δ, share of the [MASK]s that the encoder sees', label, whole=False)
+        unit = points[0][1].unit
+        label = {PERCENT: f'{label_of(column)} [%]', RANK: '0.9-effective rank'}.get(unit, unit)
+        title = '' if unit in (PERCENT, RANK) else label_of(column)
+        _finish(panel, title, 'δ, share of the [MASK]s that the encoder sees', label, whole=False)
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1])
     return figure
 

@@ -20,11 +20,11 @@ from maelm_composer.reporting.rows import (
     Row,
     RowBuilder,
 )
-from maelm_composer.reporting.tables import MASKS, REAL, WITH_MASKS, measure_mask_excess
+from maelm_composer.reporting.tables import MASKS, OUTSIDE, REAL, WITH_MASKS, measure_mask_excess
 
 TREND = 'change with ten times the compute'
 AT_EQUAL_FLOPS = 'at equal FLOPs'
-RELATIVE, MASK_GAIN, OUTSIDE = 'real_rank_excess', 'mask_rank_gain', 'mask_outside_excess'
+RELATIVE, MASK_GAIN = 'real_rank_excess', 'mask_rank_gain'
 LOSS, FLOPS, DEPARTURE = 'eval_loss', 'flops', 'departure'
 DEPARTURE_NATS, WINDOW = 1.0, 20  # lines of metrics.csv
 Read = Callable[[Evidence, Model], Cell]
@@ -85,7 +85,7 @@ def _judge_masks(builder: RowBuilder, cells: Cells) -> list[Row]:
     masked, real = (cells[name][ROBERTA.label] for name in (WITH_MASKS, REAL))
     for name, unit, margin, gains in (
         (MASK_GAIN, PERCENT, 100 * MARGIN_RANK_SHARE, [subtract_relative(masked[rung], real[rung]) for rung in real]),
-        (OUTSIDE, 'share', None, [measure_mask_excess(builder.evidence, rung.roberta) for rung in real]),
+        (OUTSIDE, 'share', None, [measure_mask_excess(builder.evidence, rung.roberta)[-1] for rung in real]),
     ):
         claims = builder.claims(unit, *(Claim(ROBERTA.label, name, gain, margin=margin) for gain in gains))
         rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(real, claims, strict=True)]

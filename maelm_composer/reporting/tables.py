@@ -24,6 +24,7 @@ from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
+OUTSIDE = 'mask_outside_excess'
 ANGLES = 5  # quantiles of the principal angles in a rank record, smallest first
 TRAINING_POINTS = 60  # of a training-loss curve
 Curve = dict[tuple[int, str], float]  # by samples and name of the loss
@@ -101,7 +102,10 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
 
 
 def build_figure4(builder: RowBuilder) -> list[Row]:
-    """Scores against δ as in the paper, and beside them the effective rank, by which the paper explains them."""
+    """Scores against δ as in the paper, and beside them the effective rank, by which the paper explains them.
+
+    The [MASK] rows' energy outside the real tokens' space tells whether dimensions serve [MASK] alone.
+    """
     numbers: dict[str, tuple[str, Callable[[Model], Cell]]] = {
         column.name: (PERCENT, partial(builder.evidence.score, column=column))
         for column in (average_of(builder.scale), columns_of(builder.scale, Role.squad)[0])
@@ -121,6 +125,9 @@ def build_figure4(builder: RowBuilder) -> list[Row]:
             Claim('slope in δ', name, slope(list(cells.items())), margin=margin),
         ):
             claims += builder.claims(RANK if unit == RANK else POINTS, claim, expects_more=False)
+    for delta, model in DELTAS:
+        excess = measure_mask_excess(builder.evidence, model)[-1]
+        rows.append(builder.value(f'δ = {delta:g}', OUTSIDE, 'share', excess).at(delta, 'δ'))
     return rows + claims
 
 
@@ -149,17 +156,21 @@ def build_subspace(builder: RowBuilder) -> list[Row]:
             rows += builder.layers(model, key, 'share')
         for quantile in range(ANGLES):
             rows += builder.layers(model, 'principal_angles_degrees', 'degrees', quantile)
-        gain = measure_mask_excess(builder.evidence, model)
-        claims += builder.claims('share', Claim(model.label, 'mask − real outside share, last layer', gain))
+        gains = measure_mask_excess(builder.evidence, model)
+        for layer, gain in enumerate(gains):
+            row = builder.value(model.label, OUTSIDE, 'share', gain)
+            rows.append(row if row.value is None else row.at(layer, 'layer'))
+        claims += builder.claims('share', Claim(model.label, 'mask − real outside share, last layer', gains[-1]))
     return rows + claims
 
 
-def measure_mask_excess(evidence: Evidence, model: Model) -> Cell:
+def measure_mask_excess(evidence: Evidence, model: Model) -> list[Cell]:
     """The share of the [MASK] rows' energy outside the real tokens' leading directions, less the real tokens' own.
 
-    These directions hold at least 90 % of the real tokens' energy; both shares are those of the last layer.
+    One cell for each layer. The leading directions hold at least 90 % of the real tokens' energy.
     """
-    return subtract(*(evidence.rank(model, f'{kind}_outside_share') for kind in ('mask', 'real')))
+    masks, real = (evidence.rank_by_layer(model, f'{kind}_outside_share') for kind in ('mask', 'real'))
+    return [subtract(masks[layer], real[layer]) for layer in real]
 
 
 def build_training(builder: RowBuilder) -> list[Row]:

@@ -208,6 +208,9 @@ def test_figures_of_rank(rows):
     assert ('figure5', 'MAE-LM', 'rank_with_masks', 0) not in rows  # its encoder has never seen a [MASK]
     excess = rows['subspace', 'RoBERTa', 'mask − real outside share, last layer', None]
     assert excess.value == pytest.approx(0.3 - 0.09)
+    layers = [rows['subspace', 'RoBERTa', 'mask_outside_excess', layer].value for layer in range(3)]
+    assert layers == pytest.approx([0.01, 0.11, 0.21])
+    assert rows['figure4', 'δ = 0.5', 'mask_outside_excess', 0.5].value == pytest.approx(0.3 - 0.09)
 
 
 def test_figure4_ends_in_the_rows_of_table2(rows):
