@@ -12,6 +12,7 @@ import signal
 import tempfile
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory as Segment
 from pathlib import Path
@@ -82,13 +83,18 @@ for _module in (streaming.base.dataset, streaming.base.shared.array, streaming.b
 
 
 class RobustLoaderIterator(_MultiProcessingDataLoaderIter):
-    """The iterator of a DataLoader with workers: if its queues cannot be made, freeing it prints no traceback.
+    """The iterator of a DataLoader with workers: if its queues cannot be made, its workers end without a traceback.
+
+    torch kills the workers of a half-made iterator by SIGTERM. A worker that has just been forked still has its
+    parent's handler: if this raises, as Ray's does, the worker goes on with its parent's program.
 
     Raises:
         InputError: /dev/shm is full.
     """
 
     def __init__(self, loader: DataLoader) -> None:
+        # torch sets it last; by it, a worker is asked to end.
+        self._workers_status = defaultdict(lambda: True)  # type: ignore[assignment]
         try:
             super().__init__(loader)
         except OSError as error:

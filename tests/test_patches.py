@@ -65,7 +65,7 @@ def test_the_fault_is_still_in_the_source(owner, sign):
 
 @pytest.mark.parametrize('there_is_room_for', range(4))
 def test_a_loader_without_room_for_its_queues_is_one_line(monkeypatch, there_is_room_for):
-    """torch's own iterator is freed with a traceback on standard error."""
+    """torch's own iterator is freed with a traceback on standard error, and kills the worker that it has."""
     context, made, freed = multiprocessing.get_context(), [], []
 
     def make(kind: str) -> Any:
@@ -80,8 +80,12 @@ def test_a_loader_without_room_for_its_queues_is_one_line(monkeypatch, there_is_
     for kind in ('Queue', 'Event'):
         monkeypatch.setattr(torch.multiprocessing, kind, make(kind))
     monkeypatch.setattr(sys, 'unraisablehook', freed.append)
-    with pytest.raises(InputError, match='the queues of the loader workers: No space left on device; enlarge /dev/shm'):
+    others = {*multiprocessing.active_children()}
+    with pytest.raises(InputError, match='loader workers: No space left on device; enlarge /dev/shm') as error:
         iter(DataLoader(range(4), num_workers=2))
+    workers = {*multiprocessing.active_children()} - others
+    del error  # and with its traceback the iterator
     gc.collect()
+    assert [worker.exitcode for worker in workers] == [0] * (there_is_room_for == 3)
     assert made == ['Queue', 'Event', 'Queue', 'Queue'][:there_is_room_for]
     assert freed == []
