@@ -195,7 +195,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
         'figure4',
         'Figure 4: fine-tuning and effective rank against δ, the share of the [MASK]s that the encoder sees',
         'The more [MASK]s the encoder sees, the worse',
-        tuple(Demand(model, (Role.glue, Role.squad), rank=True) for _, model in DELTAS),
+        (*(Demand(model, (Role.glue, Role.squad), rank=True) for _, model in DELTAS), Demand(ROBERTA, rank=True)),
     ),
     Artefact(
         'figure5',

@@ -104,7 +104,8 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
 def build_figure4(builder: RowBuilder) -> list[Row]:
     """Scores against δ as in the paper, and beside them the effective rank, by which the paper explains them.
 
-    The [MASK] rows' energy outside the real tokens' space tells whether dimensions serve [MASK] alone.
+    The [MASK] rows' energy outside the real tokens' space tells whether dimensions serve [MASK] alone. At δ = 1, MAE-LM
+    differs from RoBERTa by its decoder.
     """
     numbers: dict[str, tuple[str, Callable[[Model], Cell]]] = {
         column.name: (PERCENT, partial(builder.evidence.score, column=column))
@@ -125,6 +126,8 @@ def build_figure4(builder: RowBuilder) -> list[Row]:
             Claim('slope in δ', name, slope(list(cells.items())), margin=margin),
         ):
             claims += builder.claims(RANK if unit == RANK else POINTS, claim, expects_more=False)
+    decoder = subtract(numbers[REAL][1](DELTAS[-1][1]), numbers[REAL][1](ROBERTA))
+    rows.append(builder.value('δ = 1 − RoBERTa', REAL, RANK, decoder))
     for delta, model in DELTAS:
         excess = measure_mask_excess(builder.evidence, model)[-1]
         rows.append(builder.value(f'δ = {delta:g}', OUTSIDE, 'share', excess).at(delta, 'δ'))

@@ -225,6 +225,7 @@ def test_figure4_ends_in_the_rows_of_table2(rows):
     fall = rows['figure4', 'δ = 1 − δ = 0', 'rank_real', None]
     assert (fall.value, fall.margin) == (-6, pytest.approx(0.05 * 53))
     assert rows['figure4', 'slope in δ', 'rank_real', None].word == 'holds'
+    assert rows['figure4', 'δ = 1 − RoBERTa', 'rank_real', None].value == 1
 
 
 def test_a_seed_that_failed_is_named_beside_the_median_of_the_others(archive):
