@@ -162,7 +162,7 @@ def _describe_verdict(word: str, claims: Sequence[Row], total: int, is_named: bo
 
 
 def _name(row: Row) -> str:
-    return f'{name_claim(row, " at ")} ({format_number(row.value, row.unit, is_signed=row.unit != "share")})'
+    return f'{name_claim(row, " at ")} ({format_number(row.value, row.unit, is_signed(row))})'
 
 
 def name_claim(row: Row, before_x: str) -> str:

@@ -150,9 +150,12 @@ class RowBuilder:
     def layers(self, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
         """One row for each layer, or one that says why there is none; ``index`` as in Evidence.rank_by_layer."""
         column = key if index is None else f'principal_angle_{index}'
-        cells = self.evidence.rank_by_layer(model, key, index)
-        rows = [(layer, self.value(model.label, column, unit, cell)) for layer, cell in cells.items()]
-        return [row if row.value is None else row.at(layer, 'layer') for layer, row in rows]
+        return self.by_layer(model, column, unit, self.evidence.rank_by_layer(model, key, index).values())
+
+    def by_layer(self, model: Model, column: str, unit: str, cells: Iterable[Cell]) -> list[Row]:
+        """One row for each of ``cells``, those of the layers from the embeddings on."""
+        rows = [self.value(model.label, column, unit, cell) for cell in cells]
+        return [row if row.value is None else row.at(layer, 'layer') for layer, row in enumerate(rows)]
 
     def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
         """A row with a verdict for each of ``claims`` (above zero, or below), one family for Holm's correction."""

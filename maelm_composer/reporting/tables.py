@@ -11,6 +11,7 @@ from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
     DELTAS,
+    ENCODER_WITH_MASK,
     MAE_LM,
     ROBERTA,
     Column,
@@ -111,7 +112,8 @@ def build_figure4(builder: RowBuilder) -> list[Row]:
         column.name: (PERCENT, partial(builder.evidence.score, column=column))
         for column in (average_of(builder.scale), columns_of(builder.scale, Role.squad)[0])
     }
-    numbers[REAL] = RANK, partial(builder.evidence.rank, key=REAL)
+    rank = partial(builder.evidence.rank, key=REAL)
+    numbers[REAL] = RANK, rank
     rows, claims = [], []
     for name, (unit, read) in numbers.items():
         cells = {delta: read(model) for delta, model in DELTAS}
@@ -126,8 +128,7 @@ def build_figure4(builder: RowBuilder) -> list[Row]:
             Claim('slope in δ', name, slope(list(cells.items())), margin=margin),
         ):
             claims += builder.claims(RANK if unit == RANK else POINTS, claim, expects_more=False)
-    decoder = subtract(numbers[REAL][1](DELTAS[-1][1]), numbers[REAL][1](ROBERTA))
-    rows.append(builder.value('δ = 1 − RoBERTa', REAL, RANK, decoder))
+    rows.append(builder.value('δ = 1 − RoBERTa', REAL, RANK, subtract(rank(ENCODER_WITH_MASK), rank(ROBERTA))))
     for delta, model in DELTAS:
         excess = measure_mask_excess(builder.evidence, model)[-1]
         rows.append(builder.value(f'δ = {delta:g}', OUTSIDE, 'share', excess).at(delta, 'δ'))
@@ -160,9 +161,7 @@ def build_subspace(builder: RowBuilder) -> list[Row]:
         for quantile in range(ANGLES):
             rows += builder.layers(model, 'principal_angles_degrees', 'degrees', quantile)
         gains = measure_mask_excess(builder.evidence, model)
-        for layer, gain in enumerate(gains):
-            row = builder.value(model.label, OUTSIDE, 'share', gain)
-            rows.append(row if row.value is None else row.at(layer, 'layer'))
+        rows += builder.by_layer(model, OUTSIDE, 'share', gains)
         claims += builder.claims('share', Claim(model.label, 'mask − real outside share, last layer', gains[-1]))
     return rows + claims
 
