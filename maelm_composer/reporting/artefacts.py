@@ -141,19 +141,18 @@ class Rung:
         return self.roberta, self.mae_lm, *self.variants
 
 
-def _make_rung(name: str, **variants: str) -> Rung:
+def _make_rung(name: str, *variants: Model) -> Rung:
     overlay = f'yamls/ladder/{name}.yaml'
-    return Rung(
-        float(name),
-        Model(MAE_LM.label, (overlay,)),
-        Model(ROBERTA.label, (overlay, *ROBERTA.overlays)),
-        tuple(Model(label, (overlay, f'yamls/ladder/{stem}.yaml')) for stem, label in variants.items()),
-    )
+    mae_lm, roberta, *others = (Model(m.label, (overlay, *m.overlays)) for m in (*_BOTH, *variants))
+    return Rung(float(name), mae_lm, roberta, tuple(others))
 
+
+_ONE_DECODER_LAYER = _overlay('MAE-LM, one decoder layer', 'ladder', 'decoder_1_layer')
+_MASK_IN_ENCODER = Model('MAE-LM, [MASK] in the encoder', ENCODER_WITH_MASK.overlays)
 
 RUNGS = (
-    _make_rung('3e13', decoder_1_layer='MAE-LM, one decoder layer'),
-    _make_rung('1e14'),
+    _make_rung('3e13', _ONE_DECODER_LAYER, _MASK_IN_ENCODER),
+    _make_rung('1e14', _MASK_IN_ENCODER),
     _make_rung('3e14'),
     _make_rung('1e15'),
 )
