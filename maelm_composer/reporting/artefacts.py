@@ -148,11 +148,11 @@ def _make_rung(name: str, *variants: Model) -> Rung:
 
 
 _ONE_DECODER_LAYER = _overlay('MAE-LM, one decoder layer', 'ladder', 'decoder_1_layer')
-_MASK_IN_ENCODER = Model('MAE-LM, [MASK] in the encoder', ENCODER_WITH_MASK.overlays)
+MASK_IN_ENCODER = Model('MAE-LM, [MASK] in the encoder', ENCODER_WITH_MASK.overlays)
 
 RUNGS = (
-    _make_rung('3e13', _ONE_DECODER_LAYER, _MASK_IN_ENCODER),
-    _make_rung('1e14', _MASK_IN_ENCODER),
+    _make_rung('3e13', _ONE_DECODER_LAYER, MASK_IN_ENCODER),
+    _make_rung('1e14', MASK_IN_ENCODER),
     _make_rung('3e14'),
     _make_rung('1e15'),
 )

@@ -186,12 +186,12 @@ def subtract(left: Cell, right: Cell) -> Cell:
     return combine([(1.0, left), (-1.0, right)])
 
 
-def subtract_relative(left: Cell, right: Cell) -> Cell:
-    """(left − right) / right in percent, within each pretraining seed."""
-    both = subtract(left, right)
+def subtract_relative(left: Cell, right: Cell, base: Cell | None = None) -> Cell:
+    """(left − right) / base in percent, within each pretraining seed; ``base`` is ``right`` if not given."""
+    both = combine([(1.0, left), (-1.0, right), *([] if base is None else [(0.0, base)])])
     if both.missing:
         return both
-    bases, gaps = sum_by_seed(right.terms), sum_by_seed(both.terms)
+    bases, gaps = sum_by_seed((base or right).terms), sum_by_seed(both.terms)
     values = {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}
     scale = 100 / float(np.mean([bases[seed] for seed in gaps]))
     return replace(both, terms=(Term(1.0, values, rounding=scale**2 * _measure_rounding(both.terms)),))

@@ -7,7 +7,16 @@ from itertools import pairwise
 
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
-from maelm_composer.reporting.artefacts import MAE_LM, QUICK_AVERAGE, QUICK_COLUMNS, ROBERTA, RUNGS_OF, Model, Rung
+from maelm_composer.reporting.artefacts import (
+    MAE_LM,
+    MASK_IN_ENCODER,
+    QUICK_AVERAGE,
+    QUICK_COLUMNS,
+    ROBERTA,
+    RUNGS_OF,
+    Model,
+    Rung,
+)
 from maelm_composer.reporting.cells import Cell, combine, slope, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import (
@@ -46,37 +55,51 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
                 cell = read(builder.evidence, model)
                 cells[name].setdefault(model.label, {})[rung] = cell
                 rows.append(builder.value(model.label, name, unit, cell).at(rung.flops, 'FLOPs'))
-    ours, theirs = (builder.paper_of(model, 'pretrained') for model in (MAE_LM, ROBERTA))
-    paper = None if ours is None or theirs is None else round(100 * (ours / theirs - 1), 2)
     for label in dict.fromkeys(model.label for rung in rungs for model in (rung.mae_lm, *rung.variants)):
-        pairs = {
-            name: {rung: (cell, found[ROBERTA.label][rung]) for rung, cell in found[label].items()}
-            for name, found in cells.items()
-        }
-        gap, is_paper = f'{label} − {ROBERTA.label}', label == MAE_LM.label
-        for rung, both in pairs[LOSS].items():  # the paper claims nothing about the loss
-            rows.append(builder.value(gap, LOSS, 'nats', subtract(*both)).at(rung.flops, 'FLOPs'))
+        gap = f'{label} − {ROBERTA.label}'
+        for rung, cell in cells[LOSS][label].items():  # the paper claims nothing about the loss
+            loss = subtract(cell, cells[LOSS][ROBERTA.label][rung])
+            rows.append(builder.value(gap, LOSS, 'nats', loss).at(rung.flops, 'FLOPs'))
         for rung, above in pairwise(rungs):
-            if rung in pairs[LOSS]:  # not only a variant of another rung
+            if rung in cells[LOSS][label]:  # not only a variant of another rung
                 rows += _compare_at_equal_flops(builder, label, cells, rung, above)
-        excess = {rung: subtract_relative(*both) for rung, both in pairs[REAL].items()}
-        differences: dict[str, tuple[str, dict[Rung, Cell], float | None, float | None]]
-        differences = {RELATIVE: (PERCENT, excess, paper, 100 * MARGIN_RANK_SHARE)}
-        for name, (unit, _) in NUMBERS.items():
-            if unit == PERCENT:
-                gaps = {rung: subtract(*both) for rung, both in pairs[name].items()}
-                differences[name] = POINTS, gaps, builder.paper_gap(name), None
-        for name, (unit, gaps, published, margin) in differences.items():
-            published = published if is_paper else None
-            claims = builder.claims(unit, *(Claim(gap, name, cell, published, margin) for cell in gaps.values()))
-            rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
+        rows += _compare(builder, cells, label, ROBERTA.label)
+    rows += _compare(builder, cells, MAE_LM.label, MASK_IN_ENCODER.label)
+    return rows + _judge_masks(builder, cells)
+
+
+def _compare(builder: RowBuilder, cells: Cells, ours: str, theirs: str) -> list[Row]:
+    """The claims about ``ours`` − ``theirs``, two labels of models: ranks, in percent of RoBERTa's, and scores.
+
+    Only MAE-LM − RoBERTa, the paper's comparison, has published numbers and trends.
+    """
+    is_paper, gap = (ours, theirs) == (MAE_LM.label, ROBERTA.label), f'{ours} − {theirs}'
+    pairs = {
+        name: {rung: (found[ours][rung], cell) for rung, cell in found[theirs].items() if rung in found[ours]}
+        for name, found in cells.items()
+    }
+    baselines = cells[REAL][ROBERTA.label]
+    excess = {rung: subtract_relative(*both, base=baselines[rung]) for rung, both in pairs[REAL].items()}
+    of_ours, of_theirs = (builder.paper_of(model, 'pretrained') for model in (MAE_LM, ROBERTA))
+    paper = None if of_ours is None or of_theirs is None else round(100 * (of_ours / of_theirs - 1), 2)
+    differences: dict[str, tuple[str, dict[Rung, Cell], float | None, float | None]]
+    differences = {RELATIVE: (PERCENT, excess, paper, 100 * MARGIN_RANK_SHARE)}
+    for name, (unit, _) in NUMBERS.items():
+        if unit == PERCENT:
+            gaps = {rung: subtract(*both) for rung, both in pairs[name].items()}
+            differences[name] = POINTS, gaps, builder.paper_gap(name), None
+    rows: list[Row] = []
+    for name, (unit, gaps, number, margin) in differences.items():
+        number = number if is_paper else None
+        claims = builder.claims(unit, *(Claim(gap, name, cell, number, margin) for cell in gaps.values()))
+        rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
+    if is_paper:
         slopes = [
             Claim(f'{gap}, {TREND}', name, _measure_trend(gaps), unit=f'{unit} a decade')
             for name, (unit, gaps, *_) in differences.items()
-            if len(gaps) > 1  # not a variant of one rung
         ]
         rows += builder.claims(POINTS, *slopes)
-    return rows + _judge_masks(builder, cells)
+    return rows
 
 
 def _judge_masks(builder: RowBuilder, cells: Cells) -> list[Row]:

@@ -19,8 +19,8 @@ SEEDS = (17, 18, 19)
 def add_rung(archive, number, seeds=SEEDS):
     """At rung n MAE-LM is above RoBERTa by 3n points, and in rank by 10n percent, both with a spread over seeds.
 
-    The variant of the first rung is below RoBERTa by as much as MAE-LM is above it at the second. At the
-    first rung the logarithm of both models' FLOPs lies half-way to the second.
+    The first variant of a rung is below RoBERTa by as much as MAE-LM is above it at the second; other variants are
+    missing. At the first rung the logarithm of both models' FLOPs lies half-way to the second.
     """
     rung = RUNGS[number]
     for nth, seed in enumerate(seeds):
@@ -79,6 +79,18 @@ def test_a_variant_of_one_rung_is_compared_there_and_has_no_trend(rows):
     assert (gap.x, gap.paper) == (3e13, None)
     assert find(rows, 'MAE-LM, one decoder layer', 'eval_loss')[3e13].value == pytest.approx(5.11)
     assert not [r for r in rows if r.row.startswith('MAE-LM, one decoder layer − RoBERTa,')]
+
+
+def test_the_lead_is_what_the_decoder_makes_and_what_the_missing_mask_adds(rows):
+    of_decoder, of_mask = 'MAE-LM, [MASK] in the encoder − RoBERTa', 'MAE-LM − MAE-LM, [MASK] in the encoder'
+    for column, unit, step in (('real_rank_excess', 'percent', 100 * 55 / 48), ('quick_avg', 'points', 3.1)):
+        decoder, mask = (find(rows, row, column)[1e14] for row in (of_decoder, of_mask))
+        assert (decoder.value, mask.value) == (pytest.approx(-step), pytest.approx(2 * step))  # in percent of RoBERTa's
+        assert (mask.unit, mask.pretraining_seeds, mask.paper) == (unit, 3, None)
+        assert decoder.verdict.startswith(FAILS)
+        assert mask.verdict.startswith(HOLDS)
+        assert 'no finished pretraining run ladder-3e13-encoder_with_mask' in find(rows, of_mask, column)[3e13].note
+    assert not [r for r in rows if r.row.startswith((f'{of_decoder},', f'{of_mask},'))]  # no trends
 
 
 def test_at_equal_flops_roberta_lies_between_its_rungs(rows, archive):

@@ -81,7 +81,7 @@ def test_the_ladder_can_have_other_seeds_at_a_rung_and_its_rungs_cost_what_they_
     for chosen, *top in ((suite, 10, 6), (dataclasses.replace(suite, settings=fewer), 6, 2)):
         steps = [step for step in list_steps(chosen, [LADDER]) if step.kind is Kind.pretraining]
         counts = Counter(Path(step.model.overlays[0]).stem for step in steps)
-        assert counts == {'3e13': 15, '1e14': 10, '3e14': top[0], '1e15': top[1]}
+        assert counts == {'3e13': 20, '1e14': 15, '3e14': top[0], '1e15': top[1]}
     for rung in RUNGS:
         mae_lm, roberta = suite.load_pretraining(rung.mae_lm), suite.load_pretraining(rung.roberta)
         assert count_training_flops(roberta) == pytest.approx(rung.flops, rel=0.01)
@@ -89,16 +89,17 @@ def test_the_ladder_can_have_other_seeds_at_a_rung_and_its_rungs_cost_what_they_
         assert mae_lm.model.decoder.hidden_size == mae_lm.model.hidden_size
         for other in map(suite.load_pretraining, rung.models):
             assert (other.training, other.optimizer, other.data) == (mae_lm.training, mae_lm.optimizer, mae_lm.data)
-        for variant in map(suite.load_pretraining, rung.variants):
+        for variant in map(suite.load_pretraining, rung.variants):  # one setting is changed
             assert dataclasses.replace(variant.model, decoder=mae_lm.model.decoder) == mae_lm.model
-            assert variant.model.decoder.num_hidden_layers == mae_lm.model.decoder.num_hidden_layers - 1
+            changed = variant.model.decoder.num_hidden_layers, variant.masking.encoder_mask_fraction
+            assert changed in ((1, 0.0), (2, 1.0))
 
 
 def test_the_ladder_of_batches_of_32_shares_the_first_rung_and_lacks_the_last(tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
     suite, ladder = load_suite('ladder_batch_32', tmp_path), load_suite('ladder', tmp_path)
     models = {step.model for step in list_steps(suite, suite.artefacts) if step.kind is Kind.pretraining}
-    assert Counter(Path(model.overlays[0]).stem for model in models) == {'3e13': 15, '1e14': 10, '3e14': 10}
+    assert Counter(Path(model.overlays[0]).stem for model in models) == {'3e13': 20, '1e14': 15, '3e14': 10}
     for model in models:
         own, theirs = suite.load_pretraining(model), ladder.load_pretraining(model)
         assert own.training.global_train_batch_size == 32
