@@ -12,10 +12,9 @@ import torch
 
 from maelm_composer.config import CorpusConfig, Precision
 from maelm_composer.precision import measure_speeds
+from maelm_composer.processor import find_instruction_set, name_processor
 from maelm_composer.records import Provenance, collect_provenance
 
-# Instruction sets for matrix products by their names in /proc/cpuinfo, fastest first. CPUs of one name may differ.
-INSTRUCTION_SETS = ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2', 'svebf16', 'sve', 'asimd')
 # Variables that restrict a CPU to older instruction sets. Rows measured with one set describe no real machine.
 LIMITS = ('ATEN_CPU_CAPABILITY', 'ONEDNN_MAX_CPU_ISA', 'DNNL_MAX_CPU_ISA', 'MKL_ENABLE_INSTRUCTIONS')
 # bf16 is measured if it has at least this share of fp32's speed, since the comparison of both may err by a tenth.
@@ -25,7 +24,7 @@ WORTHWHILE = 0.9
 @dataclass(frozen=True)
 class Machine:
     device: str  # name of the GPU or the CPU
-    instruction_set: str  # one of INSTRUCTION_SETS or the architecture; '' on a GPU
+    instruction_set: str  # of the CPU (maelm_composer/processor.py); '' on a GPU
     threads: int
     limits: dict[str, str]  # the variables of LIMITS that are set
     provenance: Provenance
@@ -67,17 +66,7 @@ def find_machine() -> Machine:
     threads = torch.get_num_threads()
     if torch.cuda.is_available():
         return Machine(torch.cuda.get_device_name(), '', threads, limits, provenance)
-    return Machine(provenance.cpu, find_instruction_set(), threads, limits, provenance)
-
-
-def find_instruction_set() -> str:
-    """The first of ``INSTRUCTION_SETS`` that this CPU has, else its architecture."""
-    try:
-        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
-    except OSError:
-        lines = []
-    flags = next((line.split(':', 1)[1].split() for line in lines if line.startswith(('flags', 'Features'))), [])
-    return next((name for name in INSTRUCTION_SETS if name in flags), platform.machine())
+    return Machine(name_processor(), find_instruction_set(), threads, limits, provenance)
 
 
 def skip_if_slow(precision: Precision) -> None:

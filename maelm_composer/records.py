@@ -5,12 +5,10 @@ Version 1 is every record without a ``version`` field. Version 2 adds that field
 """
 
 import base64
-import contextlib
 import importlib.metadata
 import json
 import os
 import platform
-import re
 import subprocess
 import zlib
 from collections.abc import Callable, Sequence
@@ -26,6 +24,7 @@ from maelm_composer import __version__
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.files import parse_json, write_json
+from maelm_composer.processor import find_instruction_set, name_processor
 from maelm_composer.recipe import hash_config
 
 PACKAGES = ('torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'numpy')
@@ -43,7 +42,7 @@ class Provenance:
     python: str
     packages: dict[str, str]  # name -> version
     platform: str
-    cpu: str
+    cpu: str  # name (instruction set); of earlier records the name alone
     cpu_count: int | None
     recipe_hash: str
 
@@ -290,7 +289,7 @@ def collect_provenance(config: Any) -> Provenance:
         python=platform.python_version(),
         packages={name: importlib.metadata.version(name) for name in PACKAGES},
         platform=platform.platform(),
-        cpu=_cpu_name(),
+        cpu=f'{name_processor()} ({find_instruction_set()})',
         cpu_count=os.cpu_count(),
         recipe_hash=hash_config(config),
     )
@@ -305,10 +304,3 @@ def _git_revision() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):  # not Linux
-        if name := re.search(r'^model name\s*:(.*)', Path('/proc/cpuinfo').read_text(encoding='utf-8'), re.MULTILINE):
-            return name[1].strip()
-    return platform.processor()

@@ -28,6 +28,7 @@ STAGES = [
         'console',
         'keys',
         'precision',
+        'processor',
         'stack',
         'shipped',
     },

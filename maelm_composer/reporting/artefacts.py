@@ -289,7 +289,7 @@ _LABELS = {
     'hours': 'pretraining time',
     'flops': 'FLOPs of pretraining',
     'samples': 'rows of pretraining',
-    'real_rank_excess': "rank above RoBERTa's",
+    'real_rank_excess': "rank relative to RoBERTa's",
     'mask_rank_gain': 'rank with − without [MASK] in the input',
     'mask_outside_excess': "[MASK] − real energy outside the real tokens' space",
     'departure': 'tokens until the training loss is 1 nat below its beginning',

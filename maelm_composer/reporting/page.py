@@ -4,7 +4,6 @@ import base64
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,40 +122,39 @@ def _collect_provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
 def _describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, str, dict[str, Any]]]:
     """(label, sentence, table) for every artefact with a judged claim.
 
-    The sentence is the paper's claim with the verdicts by kind. The table is empty where no claim has an x.
+    The sentence is the paper's claim with the verdicts by kind or, where claims have an x, with the table of verdicts.
     """
     found = []
     for name, rows in tables.items():
         if claims := [row for row in rows if row.is_claim]:
             artefact, verdicts = find_artefact(name), _lay_out_verdicts(claims)
             parts = [
-                _describe_verdict(word, [row for row in claims if row.word == word], len(claims), not verdicts)
-                for word in WORDS
+                _describe_verdict(word, [row for row in claims if row.word == word], len(claims)) for word in WORDS
             ]
-            found.append((artefact.label, f'{artefact.claim}: {"; ".join(filter(None, parts))}.', verdicts))
+            text = '' if verdicts else ': ' + '; '.join(filter(None, parts))
+            found.append((artefact.label, f'{artefact.claim}{text}.', verdicts))
     return found
 
 
 def _lay_out_verdicts(claims: Sequence[Row]) -> dict[str, Any]:
-    """A line for each claim, a column for each x and one for the trends over x; empty if no claim has an x."""
+    """A line for each score of a comparison, a column for each x and one for the trends; empty if no claim has an x."""
     if all(row.x is None for row in claims):
         return {}
-    lines: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    lines: dict[tuple[str, str, str], dict[str, Row]] = defaultdict(dict)
     for row in claims:
         trend = f', {TREND}'
-        claim = replace(row, row=row.row.removesuffix(trend), x=None)
         place = TREND if row.row.endswith(trend) else f'{format_x(row.x or 0)} {row.x_unit}'
-        lines[name_claim(claim, ''), name_unit(row)][place] = row
+        lines[row.row.removesuffix(trend), label_of(row.column), name_unit(row)][place] = row
     places = dict.fromkeys(place for found in lines.values() for place in found)
     titles = sorted(places, key=lambda place: place == TREND)
     return {'titles': titles, 'lines': [(*key, [found.get(title) for title in titles]) for key, found in lines.items()]}
 
 
-def _describe_verdict(word: str, claims: Sequence[Row], total: int, is_named: bool) -> str:
+def _describe_verdict(word: str, claims: Sequence[Row], total: int) -> str:
     if not claims:
         return ''
     count = f'{word} ({len(claims)} of {total})'
-    if not is_named or len(claims) > NAMED or (word == UNDECIDED and len(claims) == total):
+    if len(claims) > NAMED or (word == UNDECIDED and len(claims) == total):
         return count
     return f'{count} in ' + ', '.join(_name(row) for row in claims)
 

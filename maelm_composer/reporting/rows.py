@@ -1,6 +1,6 @@
 """The rows of every CSV file in results/<scale>/, measured values and judged claims, each beside the paper's number.
 
-results/README.md explains the columns.
+docs/schema.md explains the columns.
 """
 
 import csv

@@ -11,6 +11,7 @@ from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.masking.draw import count_visible
 from maelm_composer.model.cost import count_forward_flops
+from maelm_composer.processor import name_processor
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, find_artefact
 from maelm_composer.suite.cost import Device, count_finetuning_flops, describe_device
 from maelm_composer.suite.plan import Forecast, plan_suite, print_budget, print_plan, sum_seconds
@@ -162,7 +163,7 @@ def test_measured_speed_takes_the_place_of_the_model(demo):
     other = plan_suite(dataclasses.replace(demo, precision=Precision.bf16), artefacts, SLOW)
     assert not any('measured' in item.basis for item in other)  # nor in another precision
     elsewhere = make_run('demo')
-    elsewhere['provenance']['cpu'] = 'another'
+    elsewhere['provenance']['cpu'] = f'{name_processor()} (another instruction set)'
     write_record(demo.records / 'pretraining/demo.json', elsewhere)
     assert 'FLOPs model' in {i.name: i for i in plan_suite(demo, artefacts, SLOW)}['pretraining demo'].basis
     assert 'FLOPs model' in plan_suite(demo, artefacts, H100)[2].basis
