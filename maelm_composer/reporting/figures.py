@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
-from maelm_composer.reporting.artefacts import PAPER_SETTINGS, find_artefact, label_of
+from maelm_composer.reporting.artefacts import MASK_IN_ENCODER, PAPER_SETTINGS, ROBERTA, find_artefact, label_of
 from maelm_composer.reporting.ladder import AT_EQUAL_FLOPS
 from maelm_composer.reporting.page import format_x, name_claim
 from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, RANK, WORDS, Row
@@ -172,7 +172,12 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
     for panel, (column, label) in zip(panels[1], gaps.items(), strict=True):
         points = _find(rows, column, GAP)
         _plot(panel, points, 'equal rows', DARK)
-        _plot(panel, _find(rows, column, f'{GAP} {AT_EQUAL_FLOPS}'), 'equal FLOPs', LIGHT)
+        equal, variant = f'{GAP} {AT_EQUAL_FLOPS}', f'{MASK_IN_ENCODER.label} − {ROBERTA.label}'
+        for row, name, style, shift in (  # shifted, so that no interval covers another
+            (equal, 'equal FLOPs', LIGHT, 0.94),
+            (variant, 'equal rows, [MASK] in the encoder', MIDDLE, 1.06),
+        ):
+            _plot(panel, [(shift * x, found) for x, found in _find(rows, column, row)], name, style)
         panel.axhline(0, color='#555555', linewidth=0.8)
         paper = next((row.paper for _, row in points if row.paper is not None), None)
         if paper is not None:
@@ -183,6 +188,7 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
     for panel in panels.flat:
         panel.set_xscale('log')
         panel.set_xticks(budgets, list(map(format_x, budgets)))
+        panel.set_xlim(0.85 * budgets[0], 1.15 * budgets[-1])
         panel.minorticks_off()
     return figure
 
