@@ -89,9 +89,9 @@ def _compare(builder: RowBuilder, cells: Cells, ours: str, theirs: str) -> list[
             gaps = {rung: subtract(*both) for rung, both in pairs[name].items()}
             differences[name] = POINTS, gaps, builder.paper_gap(name), None
     rows: list[Row] = []
-    for name, (unit, gaps, number, margin) in differences.items():
-        number = number if is_paper else None
-        claims = builder.claims(unit, *(Claim(gap, name, cell, number, margin) for cell in gaps.values()))
+    for name, (unit, gaps, published, margin) in differences.items():
+        published = published if is_paper else None
+        claims = builder.claims(unit, *(Claim(gap, name, cell, published, margin) for cell in gaps.values()))
         rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
     if is_paper:
         slopes = [

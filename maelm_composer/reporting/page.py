@@ -140,9 +140,9 @@ def _lay_out_verdicts(claims: Sequence[Row]) -> dict[str, Any]:
     """A line for each score of a comparison, a column for each x and one for the trends; empty if no claim has an x."""
     if all(row.x is None for row in claims):
         return {}
+    trend = f', {TREND}'
     lines: dict[tuple[str, str, str], dict[str, Row]] = defaultdict(dict)
     for row in claims:
-        trend = f', {TREND}'
         place = TREND if row.row.endswith(trend) else f'{format_x(row.x or 0)} {row.x_unit}'
         lines[row.row.removesuffix(trend), label_of(row.column), name_unit(row)][place] = row
     places = dict.fromkeys(place for found in lines.values() for place in found)
