@@ -185,11 +185,12 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
             panel.text(1, paper, 'paper, base', transform=panel.get_yaxis_transform(), ha='right', va='bottom', size=8)
         _finish(panel, GAP, "FLOPs of RoBERTa's pretraining", label, whole=False)
     budgets = sorted({row.x for row in rows if row.x is not None})
-    for panel in panels.flat:
-        panel.set_xscale('log')
-        panel.set_xticks(budgets, list(map(format_x, budgets)))
-        panel.set_xlim(0.85 * budgets[0], 1.15 * budgets[-1])
-        panel.minorticks_off()
+    for line, shown in zip(panels, ((*budgets, *costs.values()), budgets), strict=True):
+        for panel in line:
+            panel.set_xscale('log')
+            panel.set_xticks(budgets, list(map(format_x, budgets)))
+            panel.set_xlim(0.85 * min(shown), 1.15 * max(shown))
+            panel.minorticks_off()
     return figure
 
 

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from maelm_composer.reporting.artefacts import LADDER, RUNGS, Role, tasks_of
+from maelm_composer.reporting.figures import draw_ladder
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import build_tables, report
 from maelm_composer.reporting.rows import FAILS, HOLDS, NOT_COMPARABLE, UNDECIDED
@@ -184,3 +185,13 @@ def test_the_scale_of_the_ladder_has_one_artefact(archive):
     page, _ = report('ladder', made.results)
     assert {path.name for path in page.parent.glob('*.csv')} == {f'{LADDER.name}.csv'}
     assert (page.parent / 'ladder.svg').is_file()
+
+
+def test_every_point_of_the_figure_is_inside_its_panel(archive):
+    made, last = archive('ladder'), len(RUNGS) - 1
+    add_rung(made, 0)
+    add_rung(made, last)
+    figure = draw_ladder(build_tables(load_evidence(made.results / 'ladder', 'ladder'))['ladder'])
+    drawn = [(panel, line.get_xdata()) for panel in figure.axes for line in panel.lines if line.get_marker() != 'None']
+    assert max(max(x) for _, x in drawn) > 1.15 * RUNGS[last].flops  # MAE-LM's own FLOPs, which name no rung
+    assert all(panel.get_xlim()[0] < min(x) and max(x) < panel.get_xlim()[1] for panel, x in drawn)
