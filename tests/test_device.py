@@ -15,8 +15,9 @@ from maelm_composer.errors import InputError
 
 KILLED = 'a loader worker was killed, most likely because memory ran out: lower'
 PROGRAM = """
-import resource, torch
+import ctypes, resource, torch
 from maelm_composer.device import keep_freed_memory
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a huge page is one fault for 512 pages
 def count_faults(size):
     for step in range(20):
         if step == 10:  # the heap has settled
