@@ -43,13 +43,13 @@ class Decoder(Stack):
         chosen = predicted if self.has_self_attention else None
         hidden = self.add_positions(inputs, positions)
         if not self.has_cross_attention:
-            return self.run_layers(hidden, positions, segments, chosen)
+            return self.run_layers(hidden, positions, segments, chosen, has_gaps=False)
         memory_bias = build_attention_bias(segments, take_padded(batch.segment_ids, batch.visible_index), None)
         # Where [CLS] may be masked too, a short block can have no visible token. Its queries then attend to the whole
         # row, because a softmax over no key is NaN.
         has_no_key = memory_bias.isneginf().all(-1, keepdim=True)
         memory_bias = memory_bias.masked_fill(has_no_key, 0.0)
-        return self.run_layers(hidden, positions, segments, chosen, encoded, memory_bias)
+        return self.run_layers(hidden, positions, segments, chosen, encoded, memory_bias, has_gaps=False)
 
 
 def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, resets: Tensor) -> Tensor:

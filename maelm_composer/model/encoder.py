@@ -20,7 +20,12 @@ class Encoder(Stack):
         self.add_layers(config, config)
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, predicted_index: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        segment_ids: Tensor,
+        predicted_index: Tensor | None = None,
+        has_gaps: bool = True,
     ) -> Tensor:
         """(B, S) packed rows -> (B, S, D), or (B, M, D) with ``predicted_index``.
 
@@ -28,8 +33,10 @@ class Encoder(Stack):
             position_ids: (B, S) in [0, N), with gaps where [MASK]s were left out.
             segment_ids: (B, S); a token attends to the tokens of its own segment.
             predicted_index: (B, M) the slots to predict from; the last layer computes no other.
+            has_gaps: False promises positions without gaps, for which the bias is faster (:meth:`Stack.build_bias`).
         """
-        return self.run_layers(self._embed(input_ids, position_ids), position_ids, segment_ids, predicted_index)
+        hidden = self._embed(input_ids, position_ids)
+        return self.run_layers(hidden, position_ids, segment_ids, predicted_index, has_gaps=has_gaps)
 
     def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
         """(B, S) as in :meth:`forward` -> H^0, the embeddings' output, to H^L, each (B, S, D), one at a time."""

@@ -73,7 +73,7 @@ class MaskedLanguageModel(nn.Module):
         if self.decoder is None:
             # The encoder sees the whole row, so a position is also its slot. An unused slot has no label.
             predicted = batch.predicted_index.clamp(max=batch.labels.shape[1] - 1)
-            hidden = self.encoder(batch.input_ids, batch.position_ids, segment_ids, predicted)
+            hidden = self.encoder(batch.input_ids, batch.position_ids, segment_ids, predicted, has_gaps=False)
         else:
             encoded = self.encoder(batch.input_ids, batch.position_ids, segment_ids)
             hidden = self.decoder(encoded, token_table, batch)

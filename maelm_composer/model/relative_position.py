@@ -60,6 +60,12 @@ class RelativePositionBias(nn.Module):
         bias = by_distance.expand(batch, -1, -1).gather(2, index)
         return bias.view(batch, heads, num_queries, -1)
 
+    def between_slots(self, length: int) -> Tensor:
+        """The bias between T = ``length`` neighbouring slots, (H, T, T), read as windows of the biases by distance."""
+        first = self.max_seq_len - length
+        # The row of query i begins at distance -i, so the windows are in descending order of i.
+        return self._by_distance()[:, first : first + 2 * length - 1].unfold(1, length, 1).flip(1)
+
     def _by_distance(self) -> Tensor:
         """The bias of every distance from 1 - N to N - 1, (H, 2N - 1)."""
         return self.weight[self.bucket_of_distance].t()

@@ -57,6 +57,7 @@ class Stack(nn.Module):
         predicted_index: Tensor | None = None,
         memory: Tensor | None = None,
         memory_bias: Tensor | None = None,
+        has_gaps: bool = True,
     ) -> Tensor:
         """(B, T, D) H^0 with (B, T) positions and segments -> (B, T, D), or (B, M, D) with ``predicted_index``.
 
@@ -64,28 +65,44 @@ class Stack(nn.Module):
             predicted_index: (B, M) the rows to predict from; the last layer computes no other.
             memory: (B, S, D) the encoder's output, for cross-attention.
             memory_bias: (B, 1, T, S), of the cross-attention.
+            has_gaps: see :meth:`build_bias`.
         """
-        bias = self.build_bias(position_ids, segment_ids)
+        bias = self.build_bias(position_ids, segment_ids, has_gaps=has_gaps)
         for layer in self.layers[:-1]:
             hidden = layer(hidden, bias, memory=memory, memory_bias=memory_bias)
         if predicted_index is not None:
-            bias = self.build_bias(position_ids, segment_ids, predicted_index)
+            bias = self.build_bias(position_ids, segment_ids, predicted_index, has_gaps)
             if memory_bias is not None:
                 chosen = predicted_index[:, None, :, None].expand(-1, -1, -1, memory_bias.shape[-1])
                 memory_bias = memory_bias.gather(2, chosen)
         return self.layers[-1](hidden, bias, predicted_index=predicted_index, memory=memory, memory_bias=memory_bias)
 
     def build_bias(
-        self, position_ids: Tensor, segment_ids: Tensor, predicted_index: Tensor | None = None
+        self,
+        position_ids: Tensor,
+        segment_ids: Tensor,
+        predicted_index: Tensor | None = None,
+        has_gaps: bool = True,
     ) -> Tensor | None:
-        """(B, T) -> (B, 1 or H, T, T), or (B, 1 or H, M, T) with ``predicted_index``; None without self-attention."""
+        """(B, T) -> (B, 1 or H, T, T), or (B, 1 or H, M, T) with ``predicted_index``; None without self-attention.
+
+        Args:
+            has_gaps: whether the positions of a segment may have gaps. Without gaps the distance of two positions is
+                that of their slots, so the rows share one (H, T, T) bias, which no pair of slots has to look up.
+        """
         if not self.has_self_attention:
             return None
         positions, segments = position_ids, segment_ids  # of the queries
         if predicted_index is not None:
             positions, segments = position_ids.gather(1, predicted_index), segment_ids.gather(1, predicted_index)
-        table = self.relative_position
-        bias = build_attention_bias(segments, segment_ids, None if table is None else table(positions, position_ids))
+        relative = None
+        if self.relative_position is not None and has_gaps:
+            relative = self.relative_position(positions, position_ids)
+        elif self.relative_position is not None:
+            shared = self.relative_position.between_slots(segment_ids.shape[1])
+            chosen = shared[None] if predicted_index is None else shared[:, predicted_index].transpose(0, 1)
+            relative = chosen.expand(len(segments), -1, -1, -1)
+        bias = build_attention_bias(segments, segment_ids, relative)
         if self.is_causal:
             keys = torch.arange(segment_ids.shape[1], device=segment_ids.device)
             queries = keys[None] if predicted_index is None else predicted_index

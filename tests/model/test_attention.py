@@ -1,9 +1,11 @@
 """The attention module and the bias that keeps the blocks of a packed row apart."""
 
+import pytest
 import torch
 from torch.testing import assert_close
 
 from maelm_composer.model.attention import Attention
+from maelm_composer.model.maelm import build_model
 from maelm_composer.model.stack import build_attention_bias
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
@@ -24,6 +26,23 @@ def test_attention_bias_keeps_blocks_apart():
         assert torch.equal(bias.isfinite(), is_allowed.expand_as(bias))
         expected = torch.zeros_like(bias) if relative is None else relative
         assert_close(bias[bias.isfinite()], expected[bias.isfinite()], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('predicts', [False, True])
+def test_bias_of_packed_rows_without_gaps_is_that_of_their_positions(config, make_batch, predicts):
+    """In blocks, between blocks and in padding."""
+    roberta = config(has_decoder=False)
+    batch = make_batch(roberta, encoder_mask_fraction=1.0)
+    stack = build_model(roberta, seed=1).encoder
+    chosen = batch.predicted_index.clamp(max=batch.labels.shape[1] - 1) if predicts else None
+    cotangent, biases, gradients = None, [], []
+    for has_gaps in (True, False):
+        bias = stack.build_bias(batch.position_ids, batch.segment_ids, chosen, has_gaps)
+        cotangent = torch.randn_like(bias) if cotangent is None else cotangent
+        gradients += torch.autograd.grad(bias, stack.relative_position.weight, cotangent)
+        biases.append(bias)
+    assert_close(*biases, rtol=0, atol=0)
+    assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_dropout_of_probabilities_only_in_training():

@@ -101,6 +101,17 @@ def test_bias_and_its_gradient_are_those_of_a_loop_over_pairs(function):
     assert_close(bias.weight.grad, weight.grad, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize('length', [1, 7, 40])
+def test_slots_have_the_bias_of_positions_without_gaps(length):
+    slots, generator = torch.arange(length)[None], torch.Generator().manual_seed(1)
+    actual, expected = (bias := build_bias()).between_slots(length)[None], (other := build_bias())(slots, slots)
+    assert_close(actual, expected, rtol=0, atol=0)
+    cotangent = torch.randn(actual.shape, generator=generator)
+    actual.backward(cotangent)
+    expected.backward(cotangent)
+    assert_close(bias.weight.grad, other.weight.grad, rtol=1e-5, atol=1e-5)
+
+
 @given(positions=st.sets(st.integers(0, 39), min_size=2, max_size=12), shift=st.integers(0, 39))
 def test_bias_depends_on_original_distance_only(positions, shift):
     """Omitted masked tokens count in distances; the offset of a row's first position does not."""
