@@ -29,7 +29,11 @@ def _complete_recipe(context: typer.Context, incomplete: str) -> list[str]:
     from maelm_composer.keys import list_keys
     from maelm_composer.shipped import list_recipes
 
-    kinds = {'sweep': ['finetuning'], 'train': ['pretraining', 'finetuning']}.get(str(context.info_name), ['corpus'])
+    kinds = {
+        'sweep': ['finetuning'],
+        'compare': ['finetuning'],
+        'train': ['pretraining', 'finetuning'],
+    }.get(str(context.info_name), ['corpus'])
     keys = [f'{key.name}=' for kind in kinds for key in list_keys(kind) if key.name.replace('.', '_').isidentifier()]
     files = [*list_recipes(), *glob.glob(f'{glob.escape(incomplete)}*.yaml')]
     return [word for word in dict.fromkeys([*files, *keys]) if word.startswith(incomplete)]

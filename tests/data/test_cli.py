@@ -72,6 +72,7 @@ def test_too_little_text_is_named(recipe_file, ray_here, monkeypatch, capfd):
         ('tokenizer yamls/data/de', ['yamls/data/demo.yaml']),
         ('train training.prec', ['training.precision=']),
         ('sweep yamls/finetune/demo.yaml sweep.se', ['sweep.seeds=', 'sweep.selection=']),
+        ('compare runs/a runs/b sweep.se', ['sweep.seeds=', 'sweep.selection=']),
         ('train my', ['my.yaml']),
         ('sui', ['suite']),
     ],
