@@ -21,9 +21,8 @@ from maelm_composer.config import AttentionBackend, DecoderConfig, ModelConfig, 
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.device import keep_freed_memory
 from maelm_composer.masking.collate import Batch, build_collator
-from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.model.maelm import build_model
-from maelm_composer.training.plan import FORWARD_AND_BACKWARD, count_positions
+from maelm_composer.training.plan import count_row_flops
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 # Untimed steps before the timed ones, in which the process allocates again the memory that it returned while idle. They
@@ -125,7 +124,7 @@ def make_ours(shape: Shape, recipe: PretrainingConfig, precision: Precision, com
 
 
 def count_step_flops(recipe: PretrainingConfig, rows: int) -> float:
-    return FORWARD_AND_BACKWARD * rows * sum(count_forward_flops(recipe.model, *count_positions(recipe)).values())
+    return rows * count_row_flops(recipe)
 
 
 def make_hugging_face(

@@ -28,7 +28,7 @@ from bench.machine import skip_if_slow
 from maelm_composer.checkpoints.huggingface import import_encoder
 from maelm_composer.checkpoints.pretrained import build, place_encoder
 from maelm_composer.config import FinetuningConfig, Precision, SpanConfig, TaskDataConfig, TaskSource
-from maelm_composer.data.special_tokens import PAD_ID
+from maelm_composer.data.special_tokens import PAD_ID, SPECIAL_TOKENS
 from maelm_composer.device import find_device, keep_freed_memory
 from maelm_composer.finetuning.fit import fit
 from maelm_composer.finetuning.model import FinetuningModel
@@ -38,7 +38,6 @@ from maelm_composer.tasks.examples import Inputs, encode
 from maelm_composer.tasks.sources import load_task_data
 
 VOCAB, LAYERS, SIZE, HEADS, LENGTH, BATCH, EXAMPLES, ROUNDS = 8192, 6, 256, 4, 512, 32, 640, 3
-SPECIALS = ('[CLS]', '[PAD]', '[SEP]', '[UNK]', '[MASK]')
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -46,7 +45,7 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE(unk_token='[UNK]'))
     bpe.normalizer = normalizers.Lowercase()
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel()
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=list(SPECIALS)))
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=list(SPECIAL_TOKENS)))
     names = {'cls_token': '[CLS]', 'pad_token': '[PAD]', 'sep_token': '[SEP]', 'unk_token': '[UNK]'}
     return PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
 

@@ -8,9 +8,12 @@ Shape legend, used by every docstring and trailing comment:
     B     batch (rows)
     N     original length of a row (max_seq_len)
     S     length that the encoder sees: N minus the [MASK]s kept from it
+    T     positions of the sequence at hand: S in the encoder, N in the decoder
+    Q, K  queries, keys
     M     positions to predict in a row
-    D     hidden size
+    D     hidden size (D_dec: of the decoder)
     H     attention heads
+    Dh    size of a head, D / H
     L     layers
     V     vocabulary
 

@@ -292,7 +292,7 @@ def plan(
     gpu: Annotated[str, typer.Option(help='Model: a100, h100 or h200.')],
     hours: Annotated[float, typer.Option(min=0, help='Hours on all GPUs.')],
 ) -> None:
-    """List the tables and figures that fit into a GPU budget, for every scale. Runs nothing."""
+    """Print the GPU-hours of every table and figure at five scales, and whether they fit a budget. Runs nothing."""
     from maelm_composer.suite.plan import print_budget
 
     print_budget(gpus, gpu, hours)

@@ -17,7 +17,7 @@ Item = TypeVar('Item')
 
 def open_console() -> Console:
     """Standard output; brackets, as in [MASK], are printed as they are."""
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
 
 
 def begin_table(*left: str, right: Sequence[str] = (), last: Sequence[str] = ()) -> Table:

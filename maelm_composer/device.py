@@ -92,12 +92,13 @@ def keep_freed_memory(keeps: bool = True) -> None:
             library.malloc_trim(0)
 
 
-def find_dead_segments(memory: Path = Path('/dev/shm')) -> list[Path]:
+def find_dead_segments() -> list[Path]:
     """This user's shared memory and lock files of StreamingDataset that belong to no live process.
 
     StreamingDataset numbers its datasets: 000000_locals and so on. A number is dead when no process has any of its
     segments mapped; its lock files are dead, too.
     """
+    memory = Path('/dev/shm')
     if not memory.is_dir():  # not Linux
         return []
     mapped = ''
@@ -109,7 +110,11 @@ def find_dead_segments(memory: Path = Path('/dev/shm')) -> list[Path]:
     return sorted(
         path
         for path in candidates
-        if (match := re.fullmatch(r'(\d{6})_[a-z_]+', path.name))
-        and match[1] not in live
-        and path.stat().st_uid == os.getuid()
+        if (match := re.fullmatch(r'(\d{6})_[a-z_]+', path.name)) and match[1] not in live and _is_own(path)
     )
+
+
+def _is_own(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # its run has just ended
+        return path.stat().st_uid == os.getuid()
+    return False

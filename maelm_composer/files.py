@@ -27,6 +27,14 @@ def assert_local(path: str | Path, name: str) -> None:
         raise InputError(f'{name} {path}: must be a local or shared folder')
 
 
+def assert_writable(folder: Path) -> None:
+    """Write a file in ``folder``, or where that will be made, and remove it: an OSError before the work, not after."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    probe = there / f'.probe.{uuid.uuid4().hex}'
+    probe.touch()
+    probe.unlink()
+
+
 def hash_json(value: Any) -> str:
     """SHA-256 (hex) of ``value`` as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

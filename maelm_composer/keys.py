@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -92,5 +93,5 @@ def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:
     name = {str: 'text', bool: 'true, false', int: 'integer', float: 'number'}[annotation]
     if annotation in (int, float):
         limits = limits or {'above': 0}
-        name += ' ' + ', '.join(f'{SIGNS[limit]}{value:,}' for limit, value in limits.items())
-    return name
+        name += ' ' + ', '.join(f'{SIGNS[limit]}{value:,}' for limit, value in limits.items() if math.isfinite(value))
+    return name.rstrip()

@@ -5,7 +5,6 @@ times as fast as fp32, a CPU with AVX2 alone twenty times as slowly. Only the me
 earlier choices without torch.
 """
 
-import contextlib
 import os
 import sys
 import time
@@ -138,10 +137,16 @@ def choose_in(folder: Path, asked: Precision, key: str) -> Choice:
         return choice
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f'.{FILE}.{uuid.uuid4().hex}'
-    temporary.write_text(f'{choice}\n', encoding='utf-8')
-    with contextlib.suppress(FileExistsError):  # another machine has just made a choice
-        os.link(temporary, folder / FILE)
-    temporary.unlink()
+    try:
+        temporary.write_text(f'{choice}\n', encoding='utf-8')
+        try:
+            os.link(temporary, folder / FILE)
+        except FileExistsError:  # another machine has just made a choice
+            pass
+        except OSError:  # the file system has no hard links
+            temporary.replace(folder / FILE)
+    finally:
+        temporary.unlink(missing_ok=True)
     there = read_choice(folder)
     return choice if there is choice.precision else choose(asked, key, there)
 

@@ -134,10 +134,27 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
             reason = f'must be a list, as in {key}=[...]'
         if isinstance(error, KeyValidationError):  # as of the ladder's rung 1e15
             reason = 'YAML reads this name as a number, so put it in quotes'
+        if key is None:
+            key, reason = _find_flat_section(root, layer), 'must be key: value pairs'
         raise InputError(f'{where}: {key}: {reason}') from None
     except TypeError:  # OmegaConf does not wrap this one
         keys = ', '.join(map(str, layer))
         raise InputError(f'{where}: {keys}: must be key: value pairs, not a list') from None
+
+
+def _find_flat_section(root: type, layer: Any) -> str:
+    """The dotted name of the section to which ``layer`` gives a single value; OmegaConf's error does not name it."""
+    from maelm_composer.keys import walk_keys
+
+    parts = [key.name.split('.')[:-1] for key in walk_keys(root) if not re.search(r'[\[<]', key.name)]
+    sections = dict.fromkeys(name for names in parts for name in itertools.accumulate(names, '{}.{}'.format))
+    for name in sections:
+        value = OmegaConf.to_container(layer)
+        for part in name.split('.'):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, dict):
+            return name
+    return ', '.join(map(str, layer))
 
 
 def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | None:

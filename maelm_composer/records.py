@@ -52,7 +52,7 @@ class EncoderIdentity:
     """Which encoder was fine-tuned or measured; fields of its pretraining are None if they are not known."""
 
     uri: str
-    hash: str  # SHA-256 of the weights
+    hash: str  # SHA-256 of model.safetensors, or of a Hugging Face model's configuration, tokenizer and weights
     run_name: str | None
     samples: int | None  # rows trained on
     recipe_hash: str | None
@@ -122,9 +122,9 @@ class PretrainingRecord(_Pretraining):
     status: Literal['finished'] = 'finished'
     samples: int  # rows
     batches: int  # optimizer steps
-    tokens: int
+    tokens: int  # positions, padding included
     training_seconds: float
-    device_hours: float
+    device_hours: float  # of a GPU, or of a process on CPU threads, whose number ``device`` tells
     tokens_per_second: float
     eval_loss: float  # of the last validation, nats
     eval_perplexity: float
@@ -182,7 +182,7 @@ class FinetuningRecord(_Finetuning):
     examples_per_second: float
     training_seconds: float
     evaluation_seconds: float
-    device_hours: float
+    device_hours: float  # as PretrainingRecord's
     device: str
 
 
@@ -207,8 +207,8 @@ class RankRecord(Record):
     key: str
     checkpoint: EncoderIdentity
     data: dict[str, Any]  # the rows' source; ``hash`` decides the rows
-    tokens: int
-    mask_tokens: int
+    tokens: int  # without [CLS], [SEP] and padding
+    mask_tokens: int  # those of them that are [MASK] in the input with [MASK]
     max_tokens: int
     mlm_probability: float
     threshold: float

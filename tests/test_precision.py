@@ -1,5 +1,9 @@
 """``precision: auto`` with the measurement replaced, on both outcomes, wherever a precision is chosen."""
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -80,6 +84,18 @@ def test_of_two_processes_that_choose_at_once_the_second_takes_what_the_first_ch
     monkeypatch.setattr(precision, 'read_choice', lambda folder: next(read))
     assert choose_in(tmp_path, AUTO, 'precision').precision is FP32
     assert (tmp_path / 'precision.txt').read_text() == 'fp32\n'
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_choice_is_kept_on_a_file_system_without_hard_links(on, tmp_path, monkeypatch):
+    on(AMX)
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(source))
+
+    monkeypatch.setattr(precision.os, 'link', refuse)
+    assert choose_in(tmp_path, AUTO, 'precision').precision is BF16
+    assert read_choice(tmp_path) is BF16
     assert len(list(tmp_path.iterdir())) == 1
 
 

@@ -20,7 +20,7 @@ from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.storage import is_s3
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
-from maelm_composer.files import assert_local, hash_json
+from maelm_composer.files import assert_local, assert_writable, hash_json
 from maelm_composer.precision import choose_in, tell
 from maelm_composer.recipe import to_plain
 from maelm_composer.records import LayerRanks, RankRecord, collect_provenance, load_record, parse_rank, write_record
@@ -95,6 +95,7 @@ def analyze_ranks(
         record = load_record(former, parse_rank)
         write_record(path, record)
         return record
+    assert_writable(path.parent)
     start = time.monotonic()
     layers = _accumulate(pretrained, source, options)
     record = RankRecord(

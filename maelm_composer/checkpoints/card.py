@@ -71,7 +71,7 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     }
     rows = [f'| {name} | {value} |' for name, value in facts.items() if value is not None]
     sources = [] if manifest is None else manifest.sources
-    datasets = [source['dataset'] for source in sources if HUB_NAME.fullmatch(source.get('dataset') or '')]
+    datasets = [source['dataset'] for source in sources if _is_on_hub(source.get('dataset') or '')]
     metadata = [f'datasets: {json.dumps(datasets)}'] if datasets else []
     metadata += ['pipeline_tag: fill-mask', 'mask_token: "[MASK]"'] if auto == 'AutoModelForMaskedLM' else []
     recipe = {'model': description.get('config')}
@@ -153,6 +153,11 @@ def _describe_text(manifest: Manifest | None) -> str:
     return f'## Text\n\n{sources}\nFor training: {train.documents:,} documents, {train.tokens:,} tokens.\n\n'
 
 
+def _is_on_hub(dataset: str) -> bool:
+    """Whether ``dataset`` is a name of the Hub and no local folder, whose name is private."""
+    return HUB_NAME.fullmatch(dataset) is not None and not Path(dataset).exists()
+
+
 def _describe_source(source: Mapping[str, Any]) -> str:
     parts: list[str | None]
     match source['kind']:
@@ -161,7 +166,7 @@ def _describe_source(source: Mapping[str, Any]) -> str:
             parts = [', '.join(names) if len(names) <= MOST_FILES else f'{len(names)} files, {names[0]} to {names[-1]}']
         case 'huggingface':
             name = source['dataset']
-            shown = f'[{name}](https://huggingface.co/datasets/{name})' if HUB_NAME.fullmatch(name) else Path(name).name
+            shown = f'[{name}](https://huggingface.co/datasets/{name})' if _is_on_hub(name) else Path(name).name
             parts = [f'data set {shown}', source['config_name'], f'split {source["split"]}']
         case _:
             parts = ['English documentation installed on the machine that made the shards']

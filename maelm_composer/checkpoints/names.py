@@ -4,8 +4,9 @@
 
     recipe.yaml  record.json  metrics.csv  manifest.json and tokenizer/ (of the shards: data/manifest.py)
     latest                      -> the newest whole checkpoint (a link; in an object store a text object)
-    samples-000051200/          model.safetensors  metrics.csv  state.pt (or state/, one shard a rank)  and
+    samples-000000051200/       model.safetensors  metrics.csv  state.pt (or state/, one shard a rank)  and
                                 progress.json: samples, batch, seconds, SHA-256 of the other files
+    ranks/                      records of effective ranks (analysis/ranks.py)
     .unsent/                    checkpoints of the working copy that are not yet in the object store
 """
 

@@ -129,16 +129,20 @@ def build(
     """
     with torch.random.fork_rng(devices=[]):
         model = module(config)
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    given = {name: tuple(value.shape) for name, value in weights.items()}
-    for name in sorted(expected.keys() | given.keys()):
-        if expected.get(name) != given.get(name):
-            raise InputError(
-                f'{checkpoint} does not match its recipe: {name} is {given.get(name, "not there")} in the checkpoint, '
-                f'{expected.get(name, "not there")} in the model'
-            )
+    if misfit := find_misfit({name: tuple(value.shape) for name, value in weights.items()}, model):
+        raise InputError(f'{checkpoint} does not match its recipe: {misfit}')
     model.load_state_dict(weights)
     return model.eval()
+
+
+def find_misfit(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> str | None:
+    """How the first tensor, by name, that differs between a checkpoint's ``shapes`` and ``model`` differs."""
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    for name in sorted(shapes.keys() | expected.keys()):
+        there, here = shapes.get(name, 'missing'), expected.get(name, 'missing')
+        if there != here:
+            return f'{name} is {there} in the checkpoint, {here} in the model'
+    return None
 
 
 def place_encoder(model: Module, device: torch.device) -> Module:

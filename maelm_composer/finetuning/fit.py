@@ -27,9 +27,8 @@ from maelm_composer.training.optimizer import build_optimizer
 EVAL_BATCH_SIZE = 64
 CHUNK_BATCHES = 100  # rows are sorted by length within a chunk of this many batches
 STEPS_BETWEEN_CHECKS = 50  # losses are read this seldom, because reading one waits for the device
-MAX_RANK_TOKENS = (
-    2**16
-)  # of an effective rank: 85 per dimension of base; with more, the ranks took as long as the fine-tuning on two cores
+# Of an effective rank: 85 per dimension of base. With more, the ranks took as long as the fine-tuning on two cores.
+MAX_RANK_TOKENS = 2**16
 OPTIMIZER_SETTINGS = ('learning_rate', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay')
 
 
@@ -176,6 +175,9 @@ def predict(
     """The model's output for each row, in the order of the rows, fp32.
 
     (classes,) for classification, () for regression, (S, 2) for a span task, with S at least the row's length.
+
+    Raises:
+        InputError: an output is NaN, as after an update that overflowed.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -184,14 +186,18 @@ def predict(
     for rows in track(batches, len(batches), 'evaluation', 'batches'):
         batch = collate(inputs, rows, pad_id).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
-            outputs = model(batch)
-        for row, output in zip(rows, outputs.float().cpu().numpy(), strict=True):
+            outputs = model(batch).float()
+        if outputs.isnan().any():  # a span's outputs are -inf outside the passage
+            raise InputError('an output of the model is NaN: try a smaller learning_rate or precision=fp32')
+        for row, output in zip(rows, outputs.cpu().numpy(), strict=True):
             scores[row] = output
     return scores
 
 
 @torch.inference_mode()
-def measure_last_layer(encoder: nn.Module, inputs: Inputs, special_ids: Collection[int], pad_id: int) -> int:
+def measure_last_layer(
+    encoder: nn.Module, inputs: Inputs, special_ids: Collection[int], pad_id: int, batch_size: int = EVAL_BATCH_SIZE
+) -> int:
     """Effective rank of the last layer in fp32 at the real tokens; ``encoder`` is left in evaluation mode.
 
     Every k-th row is read, with the least k that gives about ``MAX_RANK_TOKENS`` tokens. No random number is drawn.
@@ -206,7 +212,7 @@ def measure_last_layer(encoder: nn.Module, inputs: Inputs, special_ids: Collecti
     specials = torch.tensor(sorted(special_ids), device=device)
     lengths = np.asarray(inputs.lengths)
     chosen = np.arange(0, len(lengths), math.ceil(lengths.sum() / MAX_RANK_TOKENS))
-    parts = sort_for_evaluation(lengths[chosen].tolist(), EVAL_BATCH_SIZE)
+    parts = sort_for_evaluation(lengths[chosen].tolist(), batch_size)
     encoder.eval()
     gram: Gram | None = None
     for rows in track(parts, len(parts), 'effective rank', 'batches'):

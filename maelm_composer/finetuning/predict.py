@@ -9,7 +9,7 @@ from maelm_composer.checkpoints.pretrained import load_pretrained, place_encoder
 from maelm_composer.config import Precision, SpanConfig, TaskKind
 from maelm_composer.device import find_device
 from maelm_composer.errors import InputError
-from maelm_composer.files import write_text
+from maelm_composer.files import assert_writable, write_text
 from maelm_composer.finetuning.evaluation import read_scores
 from maelm_composer.finetuning.fit import predict
 from maelm_composer.finetuning.model import FinetuningModel
@@ -42,7 +42,10 @@ def predict_file(
     task = _restore_task(description)
     if target.suffix not in {'.jsonl', '.json' if task.kind == SPAN else '.tsv'}:
         raise InputError(f'{target}: predictions of {task.name} cannot be written as {target.suffix}; use {FORMATS}')
+    if threshold and target.suffix != '.json':
+        raise InputError(f'--threshold is for a SQuAD 2.0 submission, a .json file, and not for {target}')
     rows = read_unlabelled(task, source)
+    assert_writable(target.parent)
     choice = choose(precision, '--precision')
     tell(choice.notice)
     pretrained = load_pretrained(saved_model)

@@ -10,7 +10,7 @@ from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.device import explain_memory, find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
-from maelm_composer.files import assert_local, write_text
+from maelm_composer.files import assert_local, assert_writable, write_text
 from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.fit import fit, measure_last_layer
 from maelm_composer.finetuning.identity import check_names, describe_run, find_finished, run_key
@@ -40,7 +40,8 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         devices: how many the run occupies, a fraction if several runs share one; counted in ``device_hours``.
 
     Raises:
-        InputError: the task, its data or the checkpoint cannot be used, or a loss is not finite. Nothing is written.
+        InputError: the task, its data or the checkpoint cannot be used, ``save_folder`` cannot be written, or a loss is
+            not finite. No record, predictions or model are written.
     """
     check_names(config)
     task = find_task(config.task, config.tasks)
@@ -55,6 +56,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     if (record := find_finished(config, key)) is not None:
         return record
 
+    assert_writable(folder)
     keep_freed_memory()
     max_seq_len = min(config.max_seq_len, pretrained.max_seq_len)
     span, tokenizer = fit_span(config.span, max_seq_len), pretrained.tokenizer
@@ -73,7 +75,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
 
     # PAPER-SILENT: the rank over which tokens, and how often. Here the real tokens of the first dev set, every epoch.
     def observe(epoch: int) -> None:
-        rank = measure_last_layer(model.encoder, dev_inputs, specials, tokenizer.pad_token_id)
+        rank = measure_last_layer(model.encoder, dev_inputs, specials, tokenizer.pad_token_id, evaluator.batch_size)
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
 
     with explain_memory(config.device_train_microbatch_size or config.batch_size, 'device_train_microbatch_size'):

@@ -126,7 +126,7 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
     """The devices of this machine, or ``count`` of the named GPU.
 
     Raises:
-        InputError: a GPU that is not in :data:`PEAKS`, or a number of GPUs of no kind.
+        InputError: a GPU that is not in :data:`PEAKS`, or ``count`` without ``gpu`` on a machine that has no GPU.
     """
     if gpu is None:
         found = _list_gpus()

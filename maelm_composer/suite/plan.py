@@ -147,7 +147,8 @@ def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCAL
     """
     device, budget = describe_device(gpu, gpus), gpus * hours
     table = begin_table('GPU-hours from nothing', right=scales)
-    suites = [replace(load_suite(scale), work=Path(os.devnull), results=Path(os.devnull)) for scale in scales]
+    nothing = Path(os.devnull)
+    suites = [replace(load_suite(s), work=nothing, results=nothing, precision=Precision.auto) for s in scales]
 
     def add_row(name: str, artefacts: Sequence[Artefact]) -> None:
         totals = [sum(item.device_hours for item in plan_suite(suite, artefacts, device)) for suite in suites]

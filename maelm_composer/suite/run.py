@@ -53,7 +53,7 @@ from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_s
 from maelm_composer.sweep.run import sweep
 from maelm_composer.training.run import pretrain
 
-CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw 120
+CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw at most 60
 STOPPED = 'stopped; the same command resumes'
 Note = Callable[[Step, float], None]  # called with a step and the seconds that it took
 

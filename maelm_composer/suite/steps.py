@@ -20,8 +20,8 @@ from maelm_composer.shipped import find_shipped
 from maelm_composer.tasks.catalogue import find_task
 
 SETTINGS_FOLDER = Path('yamls/suite')
-LISTS = ('data', 'pretraining', 'finetuning')  # keys of SuiteConfig: recipes
-SEEDS_AND_SIZES = ('pretraining_seeds', 'pretraining_seeds_of', 'pretraining_of')
+LISTS = ('data', 'pretraining', 'finetuning')  # keys of SuiteConfig: recipes, to which --settings adds
+REPLACED = ('pretraining_seeds', 'pretraining_seeds_of', 'pretraining_of')  # keys whose value --settings replaces
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
 Kind = Enum('Kind', 'tokenizer shards pretraining finetuning rank')
 
@@ -152,7 +152,7 @@ def load_suite(
         if more.extends:
             raise InputError(f'{added}: extends is for the files of {SETTINGS_FOLDER}; name the scale with --scale')
         lists = {name: getattr(settings, name) + getattr(more, name) for name in LISTS}
-        others = {name: getattr(more, name) or getattr(settings, name) for name in SEEDS_AND_SIZES}
+        others = {name: getattr(more, name) or getattr(settings, name) for name in REPLACED}
         settings = replace(settings, **lists, **others, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
         path = Path(added)  # named in errors: the scale's own settings are tested
     overlays = dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in d.model.overlay_names)

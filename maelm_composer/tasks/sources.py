@@ -169,7 +169,7 @@ def _read_file(task: Task, path: Path) -> pyarrow.Table:
                 return pyarrow.json.read_json(path)
     except FileNotFoundError:
         raise InputError(f'{path} does not exist') from None
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f'{path}: not a readable {path.suffix} file ({error})') from None
     raise InputError(f'{path}: rows are read from .parquet, .csv, .jsonl files')
 
@@ -202,7 +202,8 @@ def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
         if len(set(ids)) < len(ids):
             raise InputError(f"{where}: column 'id' holds {len(ids) - len(set(ids))} ids twice")
         column = _take_column(table, task.label_column, where)
-        answers = [_as_answers(answer, task.label_column, where) for answer in column.to_pylist()]
+        cells = _list_cells(column, task.label_column, where)
+        answers = [_as_answers(answer, task.label_column, where) for answer in cells]
         rows = zip(ids, texts, answers, strict=True)
         return [SpanExample(i, question, passage, *answer) for i, (question, passage), answer in rows]
     column = _take_column(table, task.label_column, where, *(NUMBERS if task.kind == REGRESSION else CLASSES))
@@ -216,7 +217,7 @@ def _read_texts(task: Task, table: pyarrow.Table, where: str) -> tuple[list[str]
     """The rows' ids (their numbers, if there is no column for ids) and their texts."""
     if table.num_rows == 0:
         raise InputError(f'{where}: holds no rows')
-    texts = [_take_column(table, name, where, *TEXT).to_pylist() for name in task.text_columns]
+    texts = [_list_cells(_take_column(table, name, where, *TEXT), name, where) for name in task.text_columns]
     key = 'id' if task.kind == SPAN else 'idx'
     ids = table.column(key).to_pylist() if key in table.column_names else range(table.num_rows)
     return [str(i) for i in ids], list(zip(*texts, strict=True))
@@ -246,6 +247,13 @@ def _take_column(
     return column
 
 
+def _list_cells(column: pyarrow.ChunkedArray, name: str, where: str) -> list[Any]:
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError as error:  # a Parquet file may hold any bytes as text
+        raise InputError(f'{where}: column {name!r} is not UTF-8 ({error.reason}): convert it first') from None
+
+
 def _as_numbers(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[Any]:
     """Labels of a regression task, or the numbers of classes."""
     values = column.to_numpy().astype(float)
@@ -265,7 +273,7 @@ def _as_numbers(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[An
 def _as_classes(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[int]:
     """The numbers of classes that the column names."""
     numbers = {name: number for number, name in enumerate(task.label_names)}
-    names = column.cast(pyarrow.string()).to_pylist()
+    names = _list_cells(column.cast(pyarrow.string()), task.label_column, where)
     for row, name in enumerate(names):
         if name not in numbers:
             known = ', '.join(task.label_names)
@@ -279,4 +287,6 @@ def _as_answers(answers: Any, name: str, where: str) -> tuple[tuple[str, ...], t
     texts, starts = answers['text'], answers['answer_start']
     if len(texts) != len(starts):
         raise InputError(f'{where}: {len(texts)} answers with {len(starts)} starts in one row')
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(start, int) for start in starts):
+        raise InputError(f'{where}: column {name!r}: text must hold texts, and answer_start whole numbers')
     return tuple(texts), tuple(starts)

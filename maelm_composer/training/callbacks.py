@@ -93,8 +93,8 @@ class TrainingClock(Callback):
     """Counts the seconds of data loading, forward pass, backward pass and optimizer step.
 
     Validation, checkpoints and compilation are not counted: each of the first batches of a process counts as much as
-    the first batch after them. A resumed run goes on from the counts in its checkpoint, on any number of ranks:
-    ``seconds``, and ``device_seconds``, their sum over the ranks.
+    the first batch after them, and nothing if the process ends before that one. A resumed run goes on from the counts
+    in its checkpoint, on any number of ranks: ``seconds``, and ``device_seconds``, their sum over the ranks.
     """
 
     def __init__(self, tokens_per_batch: int, seconds: float, device_seconds: float) -> None:

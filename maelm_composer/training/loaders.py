@@ -32,11 +32,9 @@ def build_evaluator(plan: Plan, collator: MaskingCollator) -> Evaluator:
     """
     training = plan.config.training
     dataset, settings = _open_rows(plan, 'validation', plan.microbatch_size), _loader_settings(plan, collator)
-    rows = min(training.eval_rows, plan.manifest.splits['validation'].rows)
-    rows -= rows % plan.world_size  # every rank gets as many rows; a padded sampler would repeat some
-    if rows == 0:
+    if plan.eval_rows == 0:
         raise InputError(f'{plan.config.data.remote} holds no validation rows for {plan.world_size} ranks')
-    subset = Subset(dataset, range(rows))
+    subset = Subset(dataset, range(plan.eval_rows))
     sampler = dist.get_sampler(subset, shuffle=False)
     loader = DataLoader(subset, batch_size=plan.microbatch_size, sampler=sampler, **settings)
     return Evaluator(

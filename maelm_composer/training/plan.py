@@ -47,6 +47,12 @@ class Plan:
     def tokens_per_batch(self) -> int:
         return self.global_batch_size * self.config.model.max_seq_len
 
+    @property
+    def eval_rows(self) -> int:
+        """Rows of a validation. Every rank reads equally many: a padded sampler would repeat some."""
+        rows = min(self.config.training.eval_rows, self.manifest.splits['validation'].rows)
+        return rows - rows % self.world_size
+
     def check(self) -> None:
         """Raise InputError if the recipe does not fit the shards or the number of ranks."""
         remote = self.config.data.remote
@@ -93,7 +99,7 @@ class Plan:
             'run': run,
             'batch': f'{self.global_batch_size:,} rows = {batch}',
             'schedule': f'learning rate {warmup}, then {self._describe_schedule()}',
-            'validation': f'{training.eval_rows:,} rows every {training.eval_interval_samples:,} samples',
+            'validation': f'{self.eval_rows:,} rows every {training.eval_interval_samples:,} samples',
             'checkpoints': f'every {training.checkpoint_interval_samples:,} samples, {kept}',
             'device': f'{device}, {precision}, {training.sharding.value}, {mode}',
             'attention': ', '.join(f'{stack} {backend}' for stack, backend in attention.items()),
@@ -142,6 +148,10 @@ def count_positions(config: PretrainingConfig) -> tuple[int, int]:
 
 def count_training_flops(config: PretrainingConfig) -> int:
     """FLOPs of all optimizer steps of a run; validation is left out."""
-    per_row = FORWARD_AND_BACKWARD * sum(count_forward_flops(config.model, *count_positions(config)).values())
     batch = config.training.global_train_batch_size
-    return per_row * math.ceil(config.training.max_samples / batch) * batch
+    return count_row_flops(config) * math.ceil(config.training.max_samples / batch) * batch
+
+
+def count_row_flops(config: PretrainingConfig) -> int:
+    """FLOPs of the forward and the backward pass over one row."""
+    return FORWARD_AND_BACKWARD * sum(count_forward_flops(config.model, *count_positions(config)).values())

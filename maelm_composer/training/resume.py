@@ -24,6 +24,7 @@ from torch.torch_version import TorchVersion
 
 from maelm_composer.checkpoints.find import read_latest
 from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS
+from maelm_composer.checkpoints.pretrained import find_misfit
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, parse_json, write_text
 from maelm_composer.training.checkpoints import METADATA, describe_cause
@@ -132,13 +133,8 @@ def _assert_fits(weights: Path, model: nn.Module) -> None:
             saved = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
         raise InputError(f'{weights} is damaged ({error}): {OLDER}') from None
-    expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    for key in sorted(saved.keys() | expected.keys()):
-        if saved.get(key) != expected.get(key):
-            raise InputError(
-                f'{weights.parent} does not fit the recipe: {key} is {saved.get(key, "missing")} in the checkpoint, '
-                f'{expected.get(key, "missing")} in the model'
-            )
+    if misfit := find_misfit(saved, model):
+        raise InputError(f'{weights.parent} does not fit the recipe: {misfit}')
 
 
 def _assert_metadata_is_data(shards: Path) -> None:

@@ -89,7 +89,7 @@ class _Run:
     def __init__(self, config: PretrainingConfig, locks: contextlib.ExitStack) -> None:
         """Rank 0 keeps the lock on the run folder in ``locks``."""
         self.is_first = dist.get_global_rank() == 0
-        self.print = Console(highlight=False, soft_wrap=True, quiet=not self.is_first).print
+        self.print = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, quiet=not self.is_first).print
         self.folder = RunFolder(config.save_folder, config.run_name)
         self.record: Pretraining | None = None
         choice = Choice(Precision.fp32)
@@ -180,7 +180,10 @@ class _Run:
     def _prepare_model(self) -> None:
         """Build the model with its initial weights, and find the checkpoint whose weights will replace them, if any."""
         config = self.config
-        counts = load_id_counts(config.data.remote) if config.model.head_bias_init is HeadBiasInit.unigram else None
+        counts = None
+        with raise_on_all_ranks():
+            if config.model.head_bias_init is HeadBiasInit.unigram:
+                counts = load_id_counts(config.data.remote)
         self.model = build_model(config.model, config.seed, counts)
         self.attention = self.model.select_attention(config.training.attention, find_device().type)
         if config.training.activation_checkpointing:
@@ -264,7 +267,7 @@ class _Run:
 
     def _start_screen(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        table.add_row('[bold]run[/bold]', f'[bold]{self.config.run_name}[/bold]')
+        table.add_row('run', self.config.run_name, style='bold')
         lines = self.plan.describe(name_device(), str(self.precision), self.attention)
         if self.init_from is not None:
             lines['starts from'] = describe_start(self.init_from) + (f': {self.taken}' if self.taken else '')

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from math import ceil
 
 from maelm_composer.config import DecoderConfig, ModelConfig, PretrainingConfig, Sharding
-from maelm_composer.model.cost import Parameter, count_forward_flops, count_parameters, list_parameters
+from maelm_composer.model.cost import Parameter, count_parameters, list_parameters
 from maelm_composer.recipe import load_config
-from maelm_composer.training.plan import FORWARD_AND_BACKWARD, count_positions
+from maelm_composer.training.plan import count_positions, count_row_flops
 
 FP32, BF16 = 4, 2
 
@@ -123,9 +123,8 @@ def choose_passes(config: PretrainingConfig, sharding: Sharding, world_size: int
 
 def estimate_compute(config: PretrainingConfig, world_size: int) -> float:
     """Seconds of an optimizer step without communication."""
-    flops = sum(count_forward_flops(config.model, *count_positions(config)).values())
     rows = config.training.global_train_batch_size / world_size
-    return FORWARD_AND_BACKWARD * flops * rows / (MODEL_FLOPS_UTILIZATION * PEAK_FLOPS)
+    return count_row_flops(config) * rows / (MODEL_FLOPS_UTILIZATION * PEAK_FLOPS)
 
 
 def estimate_communication(config: PretrainingConfig, sharding: Sharding, world_size: int, link: float) -> float:

@@ -234,7 +234,7 @@ def write_manifest(folder: Path, content_hash: str) -> None:
     save_manifest(str(folder), Manifest(V, N, {}, splits, 5.0, 't' * 64, content_hash, 'r' * 64, sources))
 
 
-def test_the_card_names_the_text_s_sources_but_no_folder(make_run, tmp_path):
+def test_the_card_names_the_text_s_sources_but_no_folder(make_run, tmp_path, monkeypatch):
     run = make_run('mpnet')
     write_manifest(Path(run), 'd' * 64)
     export(run, str(tmp_path / 'exported'))
@@ -249,6 +249,12 @@ def test_the_card_names_the_text_s_sources_but_no_folder(make_run, tmp_path):
         'For training: 1,200 documents, 34,000 tokens.',
     ]
     assert 'secret' not in card
+    (tmp_path / 'a/books').mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    export(run, str(tmp_path / 'local'))
+    card = (tmp_path / 'local/README.md').read_text()
+    assert 'a/books' not in card
+    assert '- data set books; en' in card
     write_manifest(Path(run), 'e' * 64)  # of shards that were made again
     export(run, str(tmp_path / 'other'))
     assert '## Text' not in (tmp_path / 'other/README.md').read_text()

@@ -166,7 +166,7 @@ class TestBadCheckpoints:
         weights = load_file(path)
         del weights['encoder.relative_position.weight']
         save_file(weights, path)
-        with pytest.raises(InputError, match=r'relative_position\.weight is not there in the checkpoint'):
+        with pytest.raises(InputError, match=r'relative_position\.weight is missing in the checkpoint'):
             load_pretrained(str(run))
 
     def test_half_a_file(self, run):

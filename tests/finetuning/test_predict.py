@@ -73,6 +73,7 @@ def test_what_cannot_be_predicted_is_one_line(train, checkpoint, tmp_path):
     write_rows(tmp_path / 'other.parquet', [{'text': 'a'}])
     (tmp_path / 'damaged.parquet').write_text('no parquet')
     (tmp_path / 'empty.jsonl').write_text('')
+    (tmp_path / 'latin.jsonl').write_bytes(b'{"sentence1": "caf\xe9", "sentence2": "a"}\n')
     for folder, rows, target, message in (
         (str(checkpoint), dev, 'o.jsonl', 'is no fine-tuned model: make one with saves_model=true'),
         (model, dev, 'o.json', 'predictions of rte cannot be written as .json'),
@@ -80,6 +81,7 @@ def test_what_cannot_be_predicted_is_one_line(train, checkpoint, tmp_path):
         (model, tmp_path / 'none.txt', 'o.tsv', 'rows are read from .parquet, .csv, .jsonl files'),
         (model, tmp_path / 'damaged.parquet', 'o.tsv', 'not a readable .parquet file'),
         (model, tmp_path / 'empty.jsonl', 'o.tsv', 'empty.jsonl'),
+        (model, tmp_path / 'latin.jsonl', 'o.tsv', 'latin.jsonl'),
         (model, tmp_path / 'other.parquet', 'o.tsv', "no column 'sentence1' (it has: text)"),
     ):
         with pytest.raises(InputError) as error:
@@ -87,3 +89,9 @@ def test_what_cannot_be_predicted_is_one_line(train, checkpoint, tmp_path):
         assert message in str(error.value)
         assert '\n' not in str(error.value)
         assert not (tmp_path / target).exists()
+    with pytest.raises(
+        InputError, match=r'--threshold is for a SQuAD 2\.0 submission, a \.json file, and not for .*o\.tsv'
+    ):
+        predict_file(model, dev, tmp_path / 'o.tsv', threshold=1.0)
+    with pytest.raises(NotADirectoryError):  # before the work
+        predict_file(model, dev, tmp_path / 'empty.jsonl/o.tsv')

@@ -212,6 +212,16 @@ def test_an_own_task_costs_what_its_rows_do(own, tmp_path):
     assert item.basis == f'not known: task reviews: {tmp_path}/dev.csv is not there'
 
 
+def test_a_budget_does_not_depend_on_the_runs_that_are_here(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    print_budget(8, 'H100', 24.0, ['medium'])
+    before = capsys.readouterr().out
+    (tmp_path / 'runs/suite/medium').mkdir(parents=True)
+    (tmp_path / 'runs/suite/medium/precision.txt').write_text('fp32\n')
+    print_budget(8, 'H100', 24.0, ['medium'])
+    assert capsys.readouterr().out == before
+
+
 def test_a_budget_says_what_fits(capsys):
     print_budget(8, 'H100', 24.0, ['base'])
     lines = capsys.readouterr().out.splitlines()

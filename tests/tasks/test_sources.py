@@ -12,6 +12,7 @@ from maelm_composer.tasks.catalogue import TASKS
 from maelm_composer.tasks.sources import count_rows, load_task_data, sample_evenly
 
 RTE = {'sentence1': ['a', 'b', 'c'], 'sentence2': ['d', 'e', 'f'], 'label': [0, 1, 0], 'idx': [7, 8, 9]}
+LATIN_1 = pyarrow.array([b'caf\xe9 a', b'b', b'c']).view(pyarrow.string())
 SQUAD = {
     'id': ['x', 'y'],
     'title': ['t', 't'],
@@ -108,6 +109,8 @@ def test_a_sample_is_even_nested_and_in_order(task_folder):
         ({'label': [0, None, 1]}, "column 'label' holds 1 empty cells"),
         ({'sentence1': [1, 2, 3]}, "column 'sentence1' holds int64, not text"),
         ({'sentence1': ['a', None, 'c']}, "column 'sentence1' holds 1 empty cells"),
+        ({'sentence1': LATIN_1}, "column 'sentence1' is not UTF-8 (invalid continuation byte): convert it first"),
+        ({'label': LATIN_1}, "column 'label' is not UTF-8"),
         ({name: pyarrow.array([], pyarrow.string()) for name in RTE}, 'holds no rows'),
     ],
 )
@@ -138,6 +141,9 @@ def test_answers_and_starts_belong_together(load):
     wrong = SQUAD | {'answers': [{'text': ['two'], 'answer_start': [4, 5]}, {'text': [], 'answer_start': []}]}
     with pytest.raises(InputError, match='1 answers with 2 starts'):
         load('squad2', train=wrong, dev=SQUAD)
+    for answer in ({'text': [None], 'answer_start': [0]}, {'text': ['two'], 'answer_start': [None]}):
+        with pytest.raises(InputError, match='text must hold texts, and answer_start whole numbers'):
+            load('squad2', train=SQUAD | {'answers': [answer] * 2}, dev=SQUAD)
     with pytest.raises(InputError, match="'answers' must hold the lists"):
         load('squad2', train=SQUAD | {'answers': ['two', '']}, dev=SQUAD)
     with pytest.raises(InputError, match="'answers' must hold the lists"):
