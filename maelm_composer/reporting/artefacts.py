@@ -181,7 +181,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
         'figure1',
         'Figure 1: effective rank per layer of plain MLM, with and without [MASK] in the input',
-        'Without [MASK] the rank is lower, the more so in deeper layers; the rank of the [MASK] rows rises with depth',
+        'Without [MASK] in the input the rank of the last layer is lower',
         (Demand(ROBERTA, rank=True),),
     ),
     Artefact(
@@ -199,7 +199,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
         'figure5',
         'Figure 5: the rank gap per layer, and the rank during fine-tuning',
-        'MAE-LM closes the rank gap that [MASK] leaves, and keeps its lead through fine-tuning',
+        '',
         tuple(Demand(model, (Role.mnli,), rank=True, finetuned_rank=True) for model in _BOTH),
     ),
     Artefact(
@@ -267,7 +267,7 @@ _LABELS = {
     'rank_real': 'rank, input without [MASK]',
     'rank_with_masks': 'rank, input with [MASK]',
     'rank_masks': 'rank of the [MASK] rows',
-    'mask_outside_share': "[MASK] energy outside the real tokens' space",
+    'mask_outside_share': "[MASK] energy outside the real tokens' leading directions",
     'real_outside_share': "the real tokens' own energy outside it",
     'rank_one_residual': 'distance from rank one',
     **{
@@ -289,10 +289,10 @@ _LABELS = {
     'hours': 'pretraining time',
     'flops': 'FLOPs of pretraining',
     'samples': 'rows of pretraining',
-    'real_rank_excess': "rank relative to RoBERTa's",
+    'real_rank_excess': 'effective rank',
     'mask_rank_gain': 'rank with − without [MASK] in the input',
-    'mask_outside_excess': "[MASK] − real energy outside the real tokens' space",
-    'departure': 'tokens until the training loss is 1 nat below its beginning',
+    'mask_outside_excess': '[MASK] − real tokens: energy outside the leading directions',
+    'departure': 'tokens until the training loss is a nat below its first value',
 }
 DEMO = 'demo'
 # The paper's three settings by the name of our recipe. Every other scale is shown beside base, as not comparable.

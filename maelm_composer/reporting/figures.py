@@ -55,7 +55,7 @@ TIME = 'time_to_target'  # has an axis of its own: other shares are not of time
 AXES[TIME] = "share of RoBERTa's time"
 MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#a12622', 'X'), ('#12355b', 's'), ('#777777', 'o')), strict=True))
 # Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
-LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.0, 11.4
+LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.8, 12.2
 
 
 def draw_figure1(rows: Sequence[Row]) -> Figure:

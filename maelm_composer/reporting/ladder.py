@@ -106,11 +106,11 @@ def _judge_masks(builder: RowBuilder, cells: Cells) -> list[Row]:
     """The paper's explanation of RoBERTa's lower rank, dimensions kept for [MASK]: Figure 1(a) and Theorem 2.2."""
     rows: list[Row] = []
     masked, real = (cells[name][ROBERTA.label] for name in (WITH_MASKS, REAL))
-    for name, unit, margin, gains in (
-        (MASK_GAIN, PERCENT, 100 * MARGIN_RANK_SHARE, [subtract_relative(masked[rung], real[rung]) for rung in real]),
-        (OUTSIDE, 'share', None, [measure_mask_excess(builder.evidence, rung.roberta)[-1] for rung in real]),
+    for name, unit, gains in (
+        (MASK_GAIN, PERCENT, [subtract_relative(masked[rung], real[rung]) for rung in real]),
+        (OUTSIDE, 'share', [measure_mask_excess(builder.evidence, rung.roberta)[-1] for rung in real]),
     ):
-        claims = builder.claims(unit, *(Claim(ROBERTA.label, name, gain, margin=margin) for gain in gains))
+        claims = builder.claims(unit, *(Claim(ROBERTA.label, name, gain) for gain in gains))
         rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(real, claims, strict=True)]
     return rows
 

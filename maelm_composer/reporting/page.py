@@ -29,6 +29,7 @@ PROVENANCE = {
 NAMED = 4  # up to so many claims of one verdict are named, more are counted
 DIGITS = {'percent': 1, 'points': 1, 'rank': 1, 'degrees': 1, 'tokens': 0, 'samples': 0}
 DIGITS |= {'share': 3, 'hours': 3, 'nats': 3}
+MOST_DIGITS = 5
 CORE_WATTS, GPU_WATTS = 10.0, 700.0  # assumed, of a busy CPU core with its share of the machine, and of an H100 or H200
 
 
@@ -87,7 +88,9 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
 def make_grid(rows: Sequence[Row]) -> dict[str, Any]:
     """``rows`` as the paper lays them out: a line for each model and x, a column for each score."""
     cells = {(row.row, row.x, row.column): row for row in rows}
-    units = {row.column: row.unit for row in rows}
+    units: dict[str, str] = {}
+    for row in rows:
+        units.setdefault(row.column, row.unit)  # a model's, not that of the differences below
     return {
         'axis': next((row.x_unit for row in rows if row.x is not None), ''),
         'titles': [
@@ -131,8 +134,8 @@ def _describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, s
             parts = [
                 _describe_verdict(word, [row for row in claims if row.word == word], len(claims)) for word in WORDS
             ]
-            text = '' if verdicts else ': ' + '; '.join(filter(None, parts))
-            found.append((artefact.label, f'{artefact.claim}{text}.', verdicts))
+            text = 'the table below' if verdicts else '; '.join(filter(None, parts))
+            found.append((artefact.label, f'The paper: {artefact.claim}. Here: {text}.', verdicts))
     return found
 
 
@@ -190,16 +193,17 @@ def is_signed(row: Row) -> bool:
 
 
 def format_interval(row: Row) -> str:
-    """``low to high``, with so many digits that a bound outside the margin does not look as if it were its end."""
+    """``low to high``, with so many digits that a bound beside zero or the margin does not look as if it were there."""
     if row.low is None or row.high is None:
         return ''
     bounds, margin = (row.low, row.high), row.margin
     digits = DIGITS.get(row.unit)
-    while (
-        digits is not None
-        and margin is not None
-        and any(abs(bound) > margin == round(abs(bound), digits) for bound in bounds)
-    ):
+
+    def misleads(bound: float) -> bool:
+        is_at_margin = margin is not None and abs(bound) > margin == round(abs(bound), digits)
+        return is_at_margin or (bound != 0 and round(bound, digits) == 0)
+
+    while digits is not None and digits < MOST_DIGITS and any(map(misleads, bounds)):
         digits += 1
     return ' to '.join(format_number(bound, row.unit, digits=digits) for bound in bounds)
 

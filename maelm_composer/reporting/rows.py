@@ -26,10 +26,10 @@ BOTH = (ROBERTA, MAE_LM)
 PERCENT, POINTS, RANK = 'percent', 'points', 'rank'
 NOT_COMPARABLE = "not comparable with the paper's absolute numbers"
 HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no difference', 'undecided')
-# Stated before anything was measured: a difference within the margin counts as none.
+# A difference within the margin counts as none. Both were fixed before the ladder's first run.
 MARGIN_POINTS = 1.0
 MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
-ENOUGH_SEEDS = 3  # Student's t of two is so wide that a figure or a slope with it would show nothing else
+ENOUGH_SEEDS = 3  # for a verdict, a slope and a drawn interval: Student's t of two is very wide, and rarely the plan
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,11 @@ class RowBuilder:
 
     def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
         """A row with a verdict for each of ``claims`` (above zero, or below), one family for Holm's correction."""
-        tested = {i: e.p for i, c in enumerate(claims) if (e := c.cell.estimate) is not None and e.p is not None}
+        tested = {
+            i: e.p
+            for i, claim in enumerate(claims)
+            if (e := claim.cell.estimate) and e.p is not None and e.pretraining_seeds >= ENOUGH_SEEDS
+        }
         adjusted = dict(zip(tested, adjust_holm(list(tested.values())), strict=True))
         rows = []
         for i, claim in enumerate(claims):
@@ -227,11 +231,12 @@ def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float |
     sign = 1 if expects_more else -1
     if found.p is None or found.low is None or found.high is None:
         agrees = 'with' if sign * found.value > 0 else 'without'
-        why = 'from one pretraining seed' if found.pretraining_seeds == 1 else 'without a variance over the seeds'
+        few = {1: 'from one pretraining seed', 2: 'from two pretraining seeds'}
+        why = few.get(found.pretraining_seeds, 'without a variance over the seeds')
         return qualify(scale, f'{UNDECIDED}: {agrees} the sign of the claim, but {why}')
     if found.p < 1 - LEVEL:
         word = HOLDS if sign * found.value > 0 else FAILS
-    elif margin is not None and -margin < found.low and found.high < margin:
+    elif margin is not None and -margin < found.low <= 0 <= found.high < margin:
         word = NO_DIFFERENCE
     else:
         word = UNDECIDED

@@ -122,14 +122,17 @@ def test_what_mask_adds_to_roberta_is_judged_at_every_rung(rows):
 
 
 @pytest.mark.parametrize('count', [1, 2])
-def test_a_rung_of_fewer_than_three_seeds_has_no_part_in_the_trend(archive, count):
+def test_a_rung_of_fewer_than_three_seeds_has_no_verdict_and_no_part_in_the_trend(archive, count):
     made = archive('ladder')
     for number, seeds in enumerate((SEEDS, SEEDS, SEEDS[:count])):
         add_rung(made, number, seeds)
     rows = build_tables(load_evidence(made.results / 'ladder', 'ladder'))['ladder']
     gaps = find(rows, 'MAE-LM − RoBERTa', 'quick_avg')
     assert gaps[3e14].value == pytest.approx(6 if count == 1 else 6.1)
-    assert gaps[3e14].verdict.startswith(UNDECIDED if count == 1 else HOLDS)
+    named = 'one pretraining seed' if count == 1 else 'two pretraining seeds'
+    assert gaps[3e14].verdict.startswith(f'{UNDECIDED}: with the sign of the claim, but from {named};')
+    assert gaps[3e14].p is None
+    assert 'Holm' not in gaps[1e14].verdict  # its family: the judged rungs; those of 3e13 are all equal
     assert (gaps[3e14].low is None) == (count == 1)
     assert gaps[3e14].drawn_interval is None
     assert gaps[1e14].drawn_interval == (gaps[1e14].low, gaps[1e14].high)
@@ -173,8 +176,8 @@ def test_the_page_has_a_table_of_the_verdicts_of_every_rung(archive):
     add_rung(made, 1)
     page, _ = report('ladder', made.results)
     text = ' '.join(html.unescape(re.sub(r'<[^>]+>', ' ', page.read_text())).split())
-    assert '3e13 FLOPs 1e14 FLOPs change with ten times the compute MAE-LM − RoBERTa rank' in text
-    assert "rank relative to RoBERTa's [% of RoBERTa's] 0.0 no difference +114.6 holds +219.1 holds" in text
+    assert '3e13 FLOPs 1e14 FLOPs change with ten times the compute MAE-LM − RoBERTa effective rank' in text
+    assert "effective rank [% of RoBERTa's] 0.0 no difference +114.6 holds +219.1 holds" in text
     assert 'SST-2 [points] −3.1 fails STS-B' in text
 
 
