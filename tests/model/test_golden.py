@@ -70,11 +70,10 @@ def copy_embeddings(target, encoder):
 
 def randomize_everything(model):
     """Biases and norms too, so that one left out in a copy or a forward pass shows."""
+    generator = torch.Generator().manual_seed(0)  # one for all, so that no two parameters are equal
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(
-                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())) / 20
-            )
+            parameter.add_(torch.randn(parameter.shape, generator=generator) / 20)
     return model.eval()
 
 

@@ -51,6 +51,22 @@ def test_whether_ranks_were_measured_makes_no_other_protocol(full):
     assert build(full)['table1', 'MAE-LM − RoBERTa', 'rte', None].value is not None
 
 
+def test_two_checkpoints_or_two_rank_records_of_a_run_are_refused(full):
+    (path,) = (full.records / 'rank').glob('rank-medium-s17*')
+    again = json.loads(path.read_text()) | {'key': 'again'}
+    path.with_name('again.json').write_text(json.dumps(again))
+    with pytest.raises(InputError, match=r'2 rank records of medium-s17 \(.*again.*\): keep one'):
+        build(full)
+    path.with_name('again.json').unlink()
+    path = next((full.records / 'finetuning').glob('rte-medium-s17-*'))
+    checkpoint = json.loads(path.read_text())['checkpoint'] | {'hash': 'another'}
+    change(full, 'finetuning', path.name, checkpoint=checkpoint)
+    with pytest.raises(
+        InputError, match=r'rte from medium-s17 at .* records of two checkpoints, with different weights'
+    ):
+        build(full)
+
+
 def test_a_fine_tuning_seed_counts_once(full):
     path = next((full.records / 'finetuning').glob('rte-medium-s17-*'))
     change(full, 'finetuning', path.name, key='again')

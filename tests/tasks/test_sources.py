@@ -138,6 +138,8 @@ def test_files_that_are_not_there(load, tmp_path):
 
 
 def test_answers_and_starts_belong_together(load):
+    with pytest.raises(InputError, match="column 'id' holds 1 ids twice"):
+        load('squad2', train=SQUAD | {'id': ['x', 'x']}, dev=SQUAD)
     wrong = SQUAD | {'answers': [{'text': ['two'], 'answer_start': [4, 5]}, {'text': [], 'answer_start': []}]}
     with pytest.raises(InputError, match='1 answers with 2 starts'):
         load('squad2', train=wrong, dev=SQUAD)

@@ -24,13 +24,18 @@ def test_every_parameter_decays_in_one_group():
     assert sum(p.numel() for p in group['params']) == sum(p.numel() for p in model.parameters())
 
 
-def test_a_step_is_adamw_with_the_decay_scaled_by_the_learning_rate():
+def test_steps_are_adamw_with_the_decay_scaled_by_the_learning_rate():
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = build_optimizer([parameter], OptimizerConfig(learning_rate=0.1, weight_decay=0.5, adam_eps=1e-6))
-    parameter.grad = torch.tensor([1.0, 1.0])
-    optimizer.step()
-    # Adam's first step is lr * sign(gradient); the decay takes lr * weight_decay of the weight.
-    torch.testing.assert_close(parameter.detach(), torch.tensor([1.0, -2.0]) * (1 - 0.05) - 0.1)
+    config = OptimizerConfig(learning_rate=0.1, adam_beta1=0.8, adam_beta2=0.95, adam_eps=0.1, weight_decay=0.5)
+    optimizer = build_optimizer([parameter], config)
+    expected, first, second = parameter.detach().clone(), torch.zeros(2), torch.zeros(2)
+    for step, gradient in enumerate(torch.tensor([[1.0, 1.0], [-2.0, 0.5], [0.25, 3.0]]), start=1):
+        parameter.grad = gradient
+        optimizer.step()
+        first, second = 0.8 * first + 0.2 * gradient, 0.95 * second + 0.05 * gradient**2
+        mean, square = first / (1 - 0.8**step), second / (1 - 0.95**step)
+        expected = expected * (1 - 0.1 * 0.5) - 0.1 * mean / (square.sqrt() + 0.1)
+        torch.testing.assert_close(parameter.detach(), expected)
 
 
 @pytest.mark.parametrize('warmup, last', [(0, 10), (4, 10), (10, 10)])

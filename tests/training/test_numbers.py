@@ -1,0 +1,109 @@
+"""The numbers of a run against computations of their own: validation, clipping, precision, clock, identity."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.utils import get_total_norm
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from maelm_composer.data.dataset import PretrainingRows
+from maelm_composer.data.manifest import load_manifest
+from maelm_composer.masking.collate import IGNORED_LABEL, build_collator
+from maelm_composer.model.maelm import build_model
+from maelm_composer.training import callbacks
+from maelm_composer.training.callbacks import TrainingClock, read_metrics
+from maelm_composer.training.run import pretrain
+from maelm_composer.training.run_record import identify
+from tests.training.conftest import RECIPE
+
+ROWS = RECIPE['training']['eval_rows']
+
+
+@pytest.mark.parametrize('attention', ['bidirectional', 'causal_cross'])  # the latter has labels of -100
+def test_a_validation_is_of_the_first_validation_rows_and_the_last_weights(recipe, attention):
+    config = recipe('training.max_samples=96', f'model.decoder.attention={attention}')
+    record = pretrain(config)
+    model = build_model(config.model, seed=0, id_counts=[1] * config.model.vocab_size).eval()
+    model.load_state_dict(load_file(Path(config.save_folder, 'latest/model.safetensors')))
+    rows = PretrainingRows(config.data, load_manifest(config.data.remote), 'validation', batch_size=8, seed=config.seed)
+    with torch.inference_mode():
+        output = model(build_collator(config)([rows[i] for i in range(ROWS)]))
+    is_predicted = output.labels != IGNORED_LABEL
+    logits, labels = output.logits[is_predicted], output.labels[is_predicted]
+    loss = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert record.eval_loss == pytest.approx(loss, rel=1e-5)
+    assert record.eval_perplexity == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
+    assert record.eval_accuracy == pytest.approx((logits.argmax(-1) == labels).double().mean().item())
+    tokens = 96 * config.model.max_seq_len
+    assert (record.tokens, record.tokens_per_second) == (tokens, pytest.approx(tokens / record.training_seconds))
+
+
+def test_the_gradient_is_clipped_and_its_norm_logged_before(recipe):
+    norms = []  # after the step, whose closure computes the gradient
+
+    def measure(optimizer, *_):
+        parameters = [p for group in optimizer.param_groups for p in group['params'] if p.grad is not None]
+        norms.append(get_total_norm([p.grad for p in parameters]).item())
+
+    hook = register_optimizer_step_post_hook(measure)
+    try:
+        config = recipe('optimizer.clip_norm=0.01', 'training.max_samples=64')
+        pretrain(config)
+    finally:
+        hook.remove()
+    assert norms == pytest.approx([0.01] * 4, rel=1e-3)
+    logged = [float(row['gradient_norm']) for row in read_metrics(Path(config.save_folder, 'metrics.csv'))]
+    assert min(logged) > 0.02
+
+
+def test_bf16_is_another_arithmetic(recipe):
+    losses = []
+    for precision in ('fp32', 'bf16'):
+        pretrain(recipe(f'run_name={precision}', 'training.max_samples=64', f'training.precision={precision}'))
+        losses.append([float(row['train_loss']) for row in read_metrics(Path(f'runs/{precision}/metrics.csv'))])
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+
+
+def test_the_clock_counts_batches_alone_and_the_first_ones_as_the_one_after_them(monkeypatch):
+    seconds = iter([90.0, 9.0, 9.0, 2.0, 3.0])  # compilation, two slow batches, then the usual ones
+    now = [0.0]
+    monkeypatch.setattr(callbacks.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(callbacks.dist, 'get_world_size', lambda: 2)
+    clock = TrainingClock(tokens_per_batch=100, seconds=10.0, device_seconds=30.0)
+    for length in seconds:
+        now[0] += 50.0  # validation, a checkpoint
+        clock.before_dataloader(None, None)
+        now[0] += length
+        clock.batch_end(None, SimpleNamespace(log_metrics=lambda values: None))
+    assert clock.seconds == pytest.approx(10 + 4 * 2 + 3)
+    assert clock.device_seconds == pytest.approx(30 + 2 * 11)
+    assert clock.tokens_per_second == pytest.approx(100 / 3)
+    assert (clock.timed_batches, clock.timed_seconds) == (2, pytest.approx(5))
+
+
+def test_the_identity_holds_what_decides_the_weights_and_nothing_else(recipe):
+    config = recipe()
+    identity = identify(config, 'content')
+    assert identify(config, 'other content') != identity
+    for override in (
+        'seed=5',
+        'init_from=elsewhere',
+        'masking.mlm_probability=0.3',
+        'masking.encoder_mask_fraction=0.5',
+        'model.hidden_dropout_prob=0.2',
+        'model.decoder.num_hidden_layers=2',
+        'optimizer.clip_norm=1',
+        'optimizer.schedule=cosine',
+        'training.global_train_batch_size=32',
+        'training.precision=bf16',
+        'data.shuffle_block_size=64',
+    ):
+        assert identify(recipe(override), 'content') != identity, override
+    for override in ('run_name=other', 'save_folder=there', 'data.num_workers=1', 'training.compile=true'):
+        assert identify(recipe(override), 'content') == identity, override
+    for override in ('training.eval_interval_samples=192', 'training.device_train_microbatch_size=4'):
+        assert identify(recipe(override), 'content') == identity, override
