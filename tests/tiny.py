@@ -1,6 +1,7 @@
 """A checkpoint and task files so small that a run takes about a second."""
 
 import json
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +37,13 @@ TEXTS = [' '.join([*GOOD, *BAD, *FILLER, 'how is it'] * 20)]
 SIZES = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'intermediate_size': 64}
 MODEL = ModelConfig(vocab_size=V, max_seq_len=N, decoder=DecoderConfig(**SIZES), **SIZES)
 SAMPLES, CHECKPOINT = 64, 'samples-000000000064'
+
+
+def find_free_port() -> int:
+    """A port of loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return int(probe.getsockname()[1])
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:

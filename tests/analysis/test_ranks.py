@@ -136,6 +136,22 @@ def test_a_measurement_is_made_once_and_another_one_is_another(folder, measure, 
     assert measure(options=RankOptions(precision=Precision.auto)) == first
 
 
+def test_the_command_hands_on_its_options(folder, measure, tmp_path, monkeypatch, capsys):
+    text = str(folder / 'text.txt')
+    options = RankOptions(max_tokens=2000, centered=True, precision=Precision.bf16)
+    record = measure(options=options, text=[text])
+    (tmp_path / 'ranks' / f'{record.key}.json').unlink()
+    arguments = ['--max-tokens', '2000', '--centered', '--precision', 'bf16', '--text', text]
+    where = ['--folder', str(tmp_path / 'elsewhere'), '--implementation', 'ours']
+    monkeypatch.setattr(sys, 'argv', ['maelm', 'rank', str(folder / 'run/latest'), *arguments, *where])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert not caught.value.code
+    again = load_record(tmp_path / 'elsewhere' / f'{record.key}.json', parse_rank)
+    assert again.layers == record.layers
+    assert f'record: {tmp_path}/elsewhere/{record.key}.json' in capsys.readouterr().out
+
+
 def test_a_record_belongs_to_the_run_and_one_in_the_former_place_is_found(
     folder, measure, tmp_path, monkeypatch, capsys
 ):

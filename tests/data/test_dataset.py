@@ -27,6 +27,7 @@ from maelm_composer.device import find_dead_segments
 from maelm_composer.errors import InputError
 from maelm_composer.files import parse_json, write_json
 from tests.data.conftest import serve_s3
+from tests.tiny import find_free_port
 
 GLOBAL_BATCH = 12
 
@@ -123,7 +124,8 @@ def test_loader_workers_do_not_change_the_order(shards):
 
 def test_ranks_do_not_change_the_global_batches(shards):
     whole = iterate(shards.remote, epochs=2)
-    common = {'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29611'}
+    common = {'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2'}
+    common |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(find_free_port())}
     ranks = [
         Rank(shards.remote, GLOBAL_BATCH // 2, workers=2, epochs=2, RANK=str(r), LOCAL_RANK=str(r), **common)
         for r in range(2)

@@ -1,6 +1,7 @@
 """Predictions for a file equal those of the run that saved the model."""
 
 import json
+import sys
 from pathlib import Path
 
 import pyarrow.csv
@@ -8,6 +9,7 @@ import pyarrow.json
 import pyarrow.parquet
 import pytest
 
+from maelm_composer import cli
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.predict import predict_file
 from maelm_composer.finetuning.run import finetune
@@ -41,7 +43,7 @@ def test_rows_of_a_file_are_predicted_as_in_the_evaluation(train, tmp_path, task
             assert mine.get(name) == pytest.approx(theirs.get(name))
 
 
-def test_submissions_have_the_benchmarks_formats(train, tmp_path):
+def test_submissions_have_the_benchmarks_formats(train, tmp_path, monkeypatch):
     model, evaluated, dev = train('rte')
     assert predict_file(model, dev, tmp_path / 'RTE.tsv') == 48
     head, *rows = (tmp_path / 'RTE.tsv').read_text().splitlines()
@@ -51,7 +53,11 @@ def test_submissions_have_the_benchmarks_formats(train, tmp_path):
 
     model, evaluated, dev = train('squad2')
     differences = sorted(row['null_score_difference'] for row in evaluated)
-    predict_file(model, dev, tmp_path / 'answers.json', threshold=differences[10])
+    options = ['--threshold', str(differences[10]), '--precision', 'fp32']
+    monkeypatch.setattr(sys, 'argv', ['maelm', 'predict', model, str(dev), str(tmp_path / 'answers.json'), *options])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert not caught.value.code
     answers = json.loads((tmp_path / 'answers.json').read_text())
     expected = {r['id']: r['prediction'] if r['null_score_difference'] <= differences[10] else '' for r in evaluated}
     assert answers == expected

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.recipe import load_config
 from maelm_composer.training.callbacks import TIMED_COLUMNS, read_metrics
+from tests.tiny import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 N, V, ROWS, VALIDATION_ROWS = 32, 512, 200, 40
@@ -104,15 +104,21 @@ def assert_same_run():
 
 @pytest.fixture
 def wait_for():
-    """``wait_for(condition)``: poll it, at most four minutes, while nothing else has to go on in this thread."""
+    """``wait_for(condition)``: poll it, at most four minutes, while nothing else has to go on in this thread.
+
+    A thread that still waits when its test is over ends, lest it act on the next test.
+    """
+    is_over = threading.Event()
 
     def wait(holds) -> None:
         deadline = time.monotonic() + 240
         while not holds():
             assert time.monotonic() < deadline
-            time.sleep(0.001)
+            if is_over.wait(0.001):
+                raise SystemExit  # of a thread: silent
 
-    return wait
+    yield wait
+    is_over.set()
 
 
 @pytest.fixture
@@ -182,11 +188,8 @@ def start_nodes(start, monkeypatch, tmp_path_factory):
     """``start_nodes(*arguments)``: the same run on two nodes of one rank each."""
 
     def launch(*arguments: str, before: tuple[str, ...] = ()) -> list[subprocess.Popen]:
-        with socket.socket() as probe:
-            probe.bind(('127.0.0.1', 0))
-            port = probe.getsockname()[1]
         common = {'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1}
-        common |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+        common |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': find_free_port()}
         nodes = []
         for node in range(2):
             own = {'RANK': node, 'NODE_RANK': node, 'TMPDIR': tmp_path_factory.mktemp('node')}

@@ -68,6 +68,24 @@ def test_bf16_is_another_arithmetic(recipe):
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
 
 
+def test_a_run_that_is_traced_for_compilation_learns_the_same(recipe, monkeypatch):
+    """With torch's tracer alone, since its compiler takes a minute; slow tests of test_run.py have both."""
+    compile_module, compiled = torch.nn.Module.compile, []
+
+    def trace(self, **arguments) -> None:
+        compiled.append(self)
+        compile_module(self, **arguments | {'backend': 'eager'})
+
+    monkeypatch.setattr(torch.nn.Module, 'compile', trace)
+    losses = []
+    for name in ('eager', 'traced'):
+        assert not compiled
+        pretrain(recipe(f'run_name={name}', 'training.max_samples=64', f'training.compile={name == "traced"}'))
+        losses.append([float(row['train_loss']) for row in read_metrics(Path(f'runs/{name}/metrics.csv'))])
+    assert compiled
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_the_clock_counts_batches_alone_and_the_first_ones_as_the_one_after_them(monkeypatch):
     seconds = iter([90.0, 9.0, 9.0, 2.0, 3.0])  # compilation, two slow batches, then the usual ones
     now = [0.0]

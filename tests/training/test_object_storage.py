@@ -3,7 +3,6 @@
 import re
 import shutil
 import signal
-import socket
 import threading
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
 from tests.faulty_s3 import FaultyS3
+from tests.tiny import find_free_port
 from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
 
 
@@ -228,10 +228,7 @@ def test_a_working_copy_never_lies_over_a_local_run(bucket, recipe):
 
 
 def test_an_endpoint_that_does_not_answer_is_told_before_training(bucket, recipe, monkeypatch):
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
-    monkeypatch.setenv('S3_ENDPOINT_URL', f'http://127.0.0.1:{port}')
+    monkeypatch.setenv('S3_ENDPOINT_URL', f'http://127.0.0.1:{find_free_port()}')
     storage._s3_client.cache_clear()
     with pytest.raises(InputError, match='Could not connect'):
         pretrain(recipe('save_folder=s3://runs/x'))

@@ -5,7 +5,6 @@ import os
 import re
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from maelm_composer.records import load_record, parse_pretraining
 from maelm_composer.training.ending import STOP_SIGNALS, StopSignals, end_before_training, follow_trainer
 from maelm_composer.training.ranks import RankWatch
 from maelm_composer.training.run import pretrain
+from tests.tiny import find_free_port
 from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
 
 EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
@@ -158,10 +158,8 @@ def test_a_killed_rank_ends_the_run_with_one_line(recipe, start, wait_for, rank)
 
 def run_two_ranks(folder: Path, monkeypatch, run: Callable[[int], None]) -> list[int]:
     """Fork two connected ranks; returns their exit codes. Their standard errors are files named 0 and 1."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
-    ranks = {'WORLD_SIZE': 2, 'LOCAL_WORLD_SIZE': 2, 'NODE_RANK': 0, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+    ranks = {'WORLD_SIZE': 2, 'LOCAL_WORLD_SIZE': 2, 'NODE_RANK': 0}
+    ranks |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': find_free_port()}
 
     def begin(rank: int) -> None:
         with (folder / f'{rank}').open('w') as sys.stderr:

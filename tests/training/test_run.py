@@ -207,7 +207,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(recipe):
     assert saved == 16 * (batch - 1)
 
 
-def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe):
+def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe, wait_for):
     import resource
 
     config = recipe('training.max_samples=256')
@@ -215,8 +215,7 @@ def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     def fill_up() -> None:
-        while not Path(config.save_folder, 'latest').is_symlink():
-            time.sleep(0.001)
+        wait_for(Path(config.save_folder, 'latest').is_symlink)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
 
     threading.Thread(target=fill_up, daemon=True).start()
