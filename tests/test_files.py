@@ -3,7 +3,6 @@
 import errno
 import math
 import resource
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,19 +13,14 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import format_json, parse_json, writing_tensors
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """This process may write no file of more than 1,000 bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_tensors_on_a_full_disk_are_an_error_of_the_system(tmp_path):
+    path, limits = tmp_path / 'model.safetensors', resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_tensors_on_a_full_disk_are_an_error_of_the_system(tmp_path, small_files):
-    path = tmp_path / 'model.safetensors'
-    with pytest.raises(OSError, match='File too large') as error, writing_tensors(path):
-        save_file({'weight': torch.zeros(1000)}, path)
+    try:
+        with pytest.raises(OSError, match='File too large') as error, writing_tensors(path):
+            save_file({'weight': torch.zeros(1000)}, path)
+    finally:  # within the test: pytest's own output may be a file, too
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(path))
     with pytest.raises(SafetensorError, match='no error of the system'), writing_tensors(path):
         raise SafetensorError('no error of the system')
