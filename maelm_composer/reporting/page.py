@@ -55,6 +55,7 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         demo=DEMO,
         setting=PAPER_SETTINGS.get(evidence.scale),
         findings=_describe_findings(tables),
+        models=_describe_models(evidence),
         cost=_describe_cost(evidence),
         images={name: base64.b64encode(picture).decode() for name, picture in pictures.items()},
         sections=[_make_section(name, rows, name in pictures) for name, rows in tables.items()],
@@ -156,14 +157,14 @@ def _lay_out_verdicts(claims: Sequence[Row]) -> dict[str, Any]:
 def _describe_verdict(word: str, claims: Sequence[Row], total: int) -> str:
     if not claims:
         return ''
-    count = f'{word} ({len(claims)} of {total})'
+    count = f'{word} for {len(claims)} of {total}'
     if len(claims) > NAMED or (word == UNDECIDED and len(claims) == total):
         return count
-    return f'{count} in ' + ', '.join(_name(row) for row in claims)
+    return f'{count} (' + ', '.join(_name(row) for row in claims) + ')'
 
 
 def _name(row: Row) -> str:
-    return f'{name_claim(row, " at ")} ({format_number(row.value, row.unit, is_signed(row))})'
+    return f'{name_claim(row, " at ")} {format_number(row.value, row.unit, is_signed(row))}'
 
 
 def name_claim(row: Row, before_x: str) -> str:
@@ -189,7 +190,7 @@ def name_unit(row: Row) -> str:
 
 def is_signed(row: Row) -> bool:
     """Whether a difference is written with its plus sign."""
-    return row.unit.split()[0] in ('points', 'rank', 'percent')
+    return row.unit.split()[0] in ('points', 'rank', 'percent', 'share')
 
 
 def format_interval(row: Row) -> str:
@@ -227,6 +228,19 @@ def format_number(value: float | None, unit: str, is_signed: bool = False, digit
         digits = 0 if unit == 'rank' and value == int(value) else DIGITS.get(unit.removesuffix(' a decade'))
     text = f'{value:{sign},.4g}' if digits is None else f'{value:{sign},.{digits}f}'
     return (text if text.strip('+-0.') else text.lstrip('+-')).replace('-', '−').replace('e+', 'e')
+
+
+def _describe_models(evidence: Evidence) -> str:
+    """Size and training of the encoders in one sentence; empty if they differ, as those of a ladder do."""
+    keys = ('model.num_hidden_layers', 'model.hidden_size', 'training.global_train_batch_size', 'model.max_seq_len')
+    found = {(run.samples, *(run.identity.get(key) for key in keys)) for run in evidence.runs.values()}
+    if len(found) != 1 or None in (sizes := found.pop()):
+        return ''
+    samples, layers, width, batch, length = sizes
+    return (
+        f'Encoders of {layers} layers of width {width}, pretrained on {samples:,} rows of {length} tokens in batches '
+        f'of {batch} rows.'
+    )
 
 
 def _describe_cost(evidence: Evidence) -> str:
