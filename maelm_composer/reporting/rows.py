@@ -221,7 +221,7 @@ def judge_value(scale: str, found: Estimate, paper: float | None) -> str:
 
 
 def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float | None = None, among: int = 1) -> str:
-    """The verdict on a difference or a slope.
+    """The verdict on a difference or a slope; undecided with fewer than ENOUGH_SEEDS pretraining seeds.
 
     Args:
         expects_more: whether the paper claims that it is above zero, or below.
@@ -229,7 +229,7 @@ def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float |
         among: the size of the family of claims for which ``found.p`` was corrected by Holm's method.
     """
     sign = 1 if expects_more else -1
-    if found.p is None or found.low is None or found.high is None:
+    if found.p is None or found.low is None or found.high is None or found.pretraining_seeds < ENOUGH_SEEDS:
         agrees = 'with' if sign * found.value > 0 else 'without'
         few = {1: 'from one pretraining seed', 2: 'from two pretraining seeds'}
         why = few.get(found.pretraining_seeds, 'without a variance over the seeds')

@@ -116,6 +116,11 @@ def test_verdicts(low, high, p, expects_more, word):
     assert judge_claim('base', found, expects_more, margin=1.0) == f'{word}: 3 pretraining seeds'
 
 
+def test_two_seeds_decide_nothing():
+    found = Estimate(0.3, 0.2, 0.4, pretraining_seeds=2, p=0.01)
+    assert judge_claim('base', found, True) == 'undecided: with the sign of the claim, but from two pretraining seeds'
+
+
 def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
     made = archive('medium')
     made.add_run('medium')
