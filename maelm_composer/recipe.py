@@ -148,8 +148,9 @@ def _find_flat_section(root: type, layer: Any) -> str:
 
     parts = [key.name.split('.')[:-1] for key in walk_keys(root) if not re.search(r'[\[<]', key.name)]
     sections = dict.fromkeys(name for names in parts for name in itertools.accumulate(names, '{}.{}'.format))
+    plain = OmegaConf.to_container(layer)
     for name in sections:
-        value = OmegaConf.to_container(layer)
+        value = plain
         for part in name.split('.'):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None and not isinstance(value, dict):

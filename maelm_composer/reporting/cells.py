@@ -13,6 +13,8 @@ from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
 from maelm_composer.statistics import ExampleVariance, estimate_contrast, measure_example_variance
 
+ENOUGH_SEEDS = 3  # for a verdict, a slope and a drawn interval: Student's t of two is very wide, and rarely the plan
+
 WHOLE_NUMBER = 1 / 12  # variance of rounding to one, as of ranks: the error is uniform over an interval of length 1
 
 
@@ -39,7 +41,7 @@ class Estimate:
     count: int = 1  # fine-tuning seeds of the median that has the fewest
     pretraining_seeds: int = 1
     examples: int = 0  # number of development examples; 0: the interval does not cover the choice of examples
-    p: float | None = None  # two-sided test that the value is zero
+    p: float | None = None  # two-sided test that the value is zero; None with fewer than ENOUGH_SEEDS seeds
     detectable: float | None = None  # the true value that so many seeds would find in about 80 % of cases
 
 
@@ -53,15 +55,16 @@ def estimate(terms: Sequence[Term]) -> Estimate:
     examples = _measure_examples(groups)
     rounding = [_measure_rounding(of_group) for of_group in groups]
     found = estimate_contrast([list(of_group.values()) for of_group in sums], examples, rounding)
+    num_seeds = min(map(len, sums))
     medians = [(term, seed) for group, seeds in zip(groups, sums, strict=True) for term in group for seed in seeds]
     return Estimate(
         found.mean,
         found.low,
         found.high,
         count=min(len(term.values[seed]) for term, seed in medians),
-        pretraining_seeds=min(map(len, sums)),
+        pretraining_seeds=num_seeds,
         examples=sum(variance.count for variance in examples),
-        p=found.p,
+        p=found.p if num_seeds >= ENOUGH_SEEDS else None,
         detectable=found.detectable,
     )
 

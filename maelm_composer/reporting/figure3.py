@@ -20,7 +20,6 @@ from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, R
 from maelm_composer.reporting.cells import Cell, Term, average, estimate
 from maelm_composer.reporting.rows import (
     CONSTANT,
-    ENOUGH_SEEDS,
     FAILS,
     GAP,
     PERCENT,
@@ -130,8 +129,6 @@ def _compare_hours(
     shares = {seed: [mine.interpolated / whole[seed]] for seed, (_, mine) in hours.items()}
     leads = {seed: [(mine.interpolated - own.interpolated) / whole[seed]] for seed, (own, mine) in hours.items()}
     found = replace(estimate([Term(1.0, leads)]), count=min(len(theirs[-1].scores) for theirs, _ in pairs.values()))
-    if found.pretraining_seeds < ENOUGH_SEEDS:
-        found = replace(found, p=None)
     verdict = judge_claim(builder.scale, found, expects_more=False)
     record = source.records[0]
     assert isinstance(record, FinetuningRecord)

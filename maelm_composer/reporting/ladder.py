@@ -17,10 +17,9 @@ from maelm_composer.reporting.artefacts import (
     Model,
     Rung,
 )
-from maelm_composer.reporting.cells import Cell, combine, slope, subtract, subtract_relative
+from maelm_composer.reporting.cells import ENOUGH_SEEDS, Cell, combine, slope, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import (
-    ENOUGH_SEEDS,
     MARGIN_RANK_SHARE,
     PERCENT,
     POINTS,

@@ -15,7 +15,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, Record
 from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Column, Model
-from maelm_composer.reporting.cells import Cell, Estimate, subtract
+from maelm_composer.reporting.cells import ENOUGH_SEEDS, Cell, Estimate, subtract
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.load import read_csv
 from maelm_composer.statistics import LEVEL, adjust_holm
@@ -29,7 +29,6 @@ HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no differen
 # A difference within the margin counts as none. Both were fixed before the ladder's first run.
 MARGIN_POINTS = 1.0
 MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
-ENOUGH_SEEDS = 3  # for a verdict, a slope and a drawn interval: Student's t of two is very wide, and rarely the plan
 
 
 @dataclass(frozen=True)
@@ -159,11 +158,7 @@ class RowBuilder:
 
     def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
         """A row with a verdict for each of ``claims`` (above zero, or below), one family for Holm's correction."""
-        tested = {
-            i: e.p
-            for i, claim in enumerate(claims)
-            if (e := claim.cell.estimate) and e.p is not None and e.pretraining_seeds >= ENOUGH_SEEDS
-        }
+        tested = {i: e.p for i, c in enumerate(claims) if (e := c.cell.estimate) is not None and e.p is not None}
         adjusted = dict(zip(tested, adjust_holm(list(tested.values())), strict=True))
         rows = []
         for i, claim in enumerate(claims):

@@ -219,7 +219,7 @@ def _read_texts(task: Task, table: pyarrow.Table, where: str) -> tuple[list[str]
         raise InputError(f'{where}: holds no rows')
     texts = [_list_cells(_take_column(table, name, where, *TEXT), name, where) for name in task.text_columns]
     key = 'id' if task.kind == SPAN else 'idx'
-    ids = table.column(key).to_pylist() if key in table.column_names else range(table.num_rows)
+    ids = _list_cells(table.column(key), key, where) if key in table.column_names else range(table.num_rows)
     return [str(i) for i in ids], list(zip(*texts, strict=True))
 
 
