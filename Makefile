@@ -49,7 +49,7 @@ test-slow: $(VENV)/.ready
 test-gpu: $(VENV)/.ready
 	python -m pytest -q -m gpu
 
-bench: $(VENV)/.ready  ## training and fine-tuning speed against Hugging Face, and the way in
+bench: $(VENV)/.ready  ## training and fine-tuning speed against Hugging Face, and that of the data's path to the model
 	python -m pytest -q -s bench/ -m throughput
 
 docs: $(VENV)/.ready  ## the documentation as a site, in build/site; a broken link is an error

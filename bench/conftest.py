@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--scale', default='demo', help='a file of yamls/suite without its suffix, as ladder or base')
     parser.addoption('--settings', help="file with keys of yamls/suite/, over the scale's (docs/benchmark.md)")
     parser.addoption('--plan', action='store_true', help='print the missing steps and their costs; run nothing')
-    parser.addoption('--gpus', type=int, help='with --plan: the number of GPUs; default: those of this machine')
+    parser.addoption('--gpus', type=int, help="with --plan: how many; default: this machine's, or 1 with --gpu")
     parser.addoption('--gpu', help='with --plan: their model, a100, h100 or h200')
     parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
     parser.addoption('--faults', type=int, default=20, help='number of faults of test_faults.py')
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect artefacts that the suite lacks, speed tests unless named or ``-m throughput``, faults unless named.
+    """Deselect artefacts that the suite lacks, speed tests unless named or ``-m throughput``, and others unless named.
 
     test_quick repeats a part of the other tests, so only ``-k quick`` or its own name selects it.
     """
@@ -60,11 +60,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.name in ARTEFACT_FILES:
             left_out += [item] if item.path.name not in made else []
         else:
-            is_campaign = item.path.name in ('test_faults.py', 'test_long_run.py')
-            if not is_campaign:
+            is_speed = item.path.name not in ('test_faults.py', 'test_long_run.py', 'test_intervals.py')
+            if is_speed:
                 item.add_marker('throughput')
             is_quick = item.name.startswith('test_quick') and 'quick' not in f'{config.option.keyword} {config.args}'
-            is_asked_for = 'throughput' in config.option.markexpr and not is_campaign
+            is_asked_for = 'throughput' in config.option.markexpr and is_speed
             if is_quick or (item.path.name not in named and not is_asked_for):
                 left_out.append(item)
     if left_out:

@@ -119,12 +119,8 @@ def make_ours(shape: Shape, recipe: PretrainingConfig, precision: Precision, com
     model.select_attention(AttentionBackend.auto, DEVICE)
     if compiled:
         model.compile(fullgraph=True, dynamic=False)
-    flops = count_step_flops(recipe, shape.batch)
+    flops = shape.batch * count_row_flops(recipe)
     return Contender(make_step(model, lambda: model(batch).loss, precision), Figures(flops))
-
-
-def count_step_flops(recipe: PretrainingConfig, rows: int) -> float:
-    return rows * count_row_flops(recipe)
 
 
 def make_hugging_face(
@@ -220,7 +216,7 @@ class Roofline:
             self.products.append((random(a), random(b), 3 * (shape.layers - 1)))
         # The last layer's attention is not among the products; its time is extrapolated at their mean speed.
         own = sum(times * 2 * a.numel() * b.shape[-1] for a, b, times in self.products)
-        self.figures = Figures(count_step_flops(make_recipe(shape, decoder=False), shape.batch))
+        self.figures = Figures(shape.batch * count_row_flops(make_recipe(shape, decoder=False)))
         self.scale = self.figures.flops / own
 
     def measure(self) -> None:

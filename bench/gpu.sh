@@ -14,7 +14,7 @@
 #
 # Exit code: 0 all parts are done; 75 call again; 1 a part failed and no other is left; 2 bad input.
 #
-#   MAELM_DATA      folder of corpus/*.parquet, glue/ and squad_v2/; shards in data/<scale> may stand for the corpus
+#   MAELM_DATA      folder of corpus/*.parquet, glue/ and squad_v2/; finished shards may stand for the corpus
 #   PYTHON          interpreter with torch; default .venv/bin/python, else python3
 #   RESULTS         folder of records, tables, measured speeds, and logs in gpu/; default results
 #   OUT             folder that gets all of these as one results.tar.gz at the end of every call; default none
@@ -57,6 +57,7 @@ state=$work/parts logs=$results/gpu
 for number in "$limit" "$grace"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || refuse "PART_SECONDS and GRACE are whole seconds, not '$number'"
 done
+[[ $scale != ladder* ]] || refuse "SCALE=$scale has none of the artefacts that this script makes: maelm suite --scale $scale"
 [ -f "yamls/suite/$scale.yaml" ] || refuse "no yamls/suite/$scale.yaml: SCALE names a suite"
 named=$#
 [ "$named" -gt 0 ] || set -- tests speed suite growth
@@ -70,8 +71,9 @@ if [[ " $* " == *' suite '* ]] && [ "$(status_of suite)" != passed ]; then
   for folder in glue squad_v2; do
     [ -d "$MAELM_DATA/$folder" ] || refuse "MAELM_DATA: no folder $MAELM_DATA/$folder"
   done
-  if ! compgen -G "${DATA_ROOT:-$MAELM_DATA}/corpus/*.parquet" >/dev/null && [ ! -f "data/$scale/manifest.json" ]; then
-    refuse "no text: neither ${DATA_ROOT:-$MAELM_DATA}/corpus/*.parquet nor finished shards in data/$scale"
+  case $scale in small*) shards=data/small ;; large_pp) shards=data/base_pp ;; *) shards=data/$scale ;; esac
+  if ! compgen -G "${DATA_ROOT:-$MAELM_DATA}/corpus/*.parquet" >/dev/null && [ ! -f "$shards/manifest.json" ]; then
+    refuse "no text: neither ${DATA_ROOT:-$MAELM_DATA}/corpus/*.parquet nor finished shards in $shards"
   fi
 fi
 case $device in
@@ -192,7 +194,8 @@ if [ -n "$out" ]; then
   for folder in gpu throughput "$scale"; do
     if [ -d "$results/$folder" ]; then packed+=("$folder"); fi
   done
-  tar -czf "$out/results.tar.gz" -C "$results" "${packed[@]}" || exit 1
+  # A kill leaves the archive of the call before.
+  tar -czf "$out/.results.tar.gz" -C "$results" "${packed[@]}" && mv "$out/.results.tar.gz" "$out/results.tar.gz" || exit 1
 fi
 if [ ${#failed[@]} -gt 0 ]; then echo "failed: ${failed[*]}"; fi
 if [ ${#left[@]} -gt 0 ]; then

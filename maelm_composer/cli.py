@@ -261,7 +261,9 @@ def suite(
     scale: Scale,
     artefacts: Annotated[str, typer.Option(help='As table1,figure3; default: all of the scale.')] = '',
     plan: Annotated[bool, typer.Option('--plan', help='Print the missing steps and their costs; run nothing.')] = False,
-    gpus: Annotated[int | None, typer.Option(min=1, help='With --plan: the number of GPUs.')] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="With --plan: how many; default: this machine's, or 1 with --gpu.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help='With --plan: their model, a100, h100 or h200.')] = None,
     settings: Annotated[Path | None, typer.Option(help="File of keys of yamls/suite/, over the scale's.")] = None,
     work: Annotated[Path | None, typer.Option(help='Folder of runs; default: runs/suite/SCALE.')] = None,

@@ -22,6 +22,8 @@ def number(default: float, **limits: float) -> Any:
     return field(default=default, metadata=limits)
 
 
+SEED = {'at_least': 0, 'below': 2**31}  # Composer adds the number of the rank, and the sum must be below 2**32
+
 # OmegaConf reads an Enum by member name, so members are named as they are written in YAML.
 # A variant of the model or the masking is one of these values; see yamls/ablations/.
 SourceKind = Enum('SourceKind', 'documentation files huggingface')
@@ -159,7 +161,7 @@ class TrainingConfig:
     compile: bool = True  # torch.compile
     activation_checkpointing: bool = False  # true: layers are computed again in the backward pass, to save memory
     attention: AttentionBackend = AttentionBackend.auto  # the start screen and the record show the choice
-    sharding: Sharding = Sharding.ddp  # of gradients and optimizer states, or of the weights too, over the ranks
+    sharding: Sharding = Sharding.ddp  # not ddp: the ranks divide weights, gradients and optimizer states
     eval_interval_samples: int = 20_480_000  # rows between validations
     eval_rows: int = 8192  # rows of a validation
     checkpoint_interval_samples: int = 20_480_000  # rows between checkpoints
@@ -175,8 +177,7 @@ class PretrainingConfig:
     run_name: str = MISSING  # default: the recipe's file names, joined
     save_folder: str = MISSING  # default: runs/<run_name>; local folder or s3://bucket/prefix
     init_from: str | None = None  # checkpoint or Hugging Face encoder whose weights replace the initial ones
-    # Composer adds the rank to it.
-    seed: int = number(17, at_least=0, below=2**31)  # of initial weights, order of the rows, masks and dropout
+    seed: int = number(17, **SEED)  # of initial weights, order of the rows, masks and dropout
     data: DataConfig = field(default_factory=DataConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -290,5 +291,5 @@ class SuiteConfig:
     pretraining_of: dict[str, list[str]] = field(default_factory=dict)  # by overlay, merged after it
     finetuning: list[str] = field(default_factory=list)  # recipe of the sweep over all tasks of the scale
     rank_tokens: int = 5_000_000  # tokens measured for a rank record
-    pretraining_seeds: list[int] = field(default_factory=list)  # of every model; empty: the recipe's seed
-    pretraining_seeds_of: dict[str, list[int]] = field(default_factory=dict)  # of an artefact or an overlay
+    pretraining_seeds: list[int] = field(default_factory=list, metadata=SEED)  # of every model; empty: the recipe's
+    pretraining_seeds_of: dict[str, list[int]] = field(default_factory=dict, metadata=SEED)  # of an artefact or overlay

@@ -18,7 +18,7 @@ from maelm_composer.errors import InputError
 
 CHECKSUM = 'checksum'  # key of the JSON files of this package: SHA-256 of their other fields
 LOCK = '.lock'
-SECONDS_TO_WAIT = 1  # while :func:`is_locked` looks
+SECONDS_TO_WAIT = 1  # for a lock before giving up, since :func:`is_locked` holds it for an instant
 
 
 def assert_local(path: str | Path, name: str) -> None:
@@ -95,7 +95,7 @@ def parse_json(content: str | bytes, where: str, needs: Sequence[str] = (), reme
         checksum = plain.pop(CHECKSUM, None)
         if checksum not in (None, hash_json(plain)):
             raise ValueError('its checksum is not that of its other fields')
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f'{where} is damaged: {error}' + f'; {remedy}' * bool(remedy)) from None
     return plain
 

@@ -36,7 +36,9 @@ def list_keys(kind: str, section: str = '') -> list[Key]:
     """
     if kind not in KINDS:
         raise InputError(f'unknown kind of recipe {kind}: one of {", ".join(KINDS)}')
-    found = [key for key in walk_keys(KINDS[kind]) if not section or f'{key.name}.'.startswith(f'{section}.')]
+    within = section.replace('[]', '')
+    keys = walk_keys(KINDS[kind])
+    found = [key for key in keys if not section or f'{key.name}.'.replace('[]', '').startswith(f'{within}.')]
     if not found:
         raise InputError(f'a {kind} recipe has no key {section}: `maelm keys {kind}` lists them all')
     return found

@@ -1,8 +1,8 @@
 """``precision: auto``: bf16 where the device trains faster in bf16 than in fp32, else fp32.
 
 Both speeds are measured, since they depend on the processor: a CPU with AMX or AVX-512-BF16 multiplies bf16 two to ten
-times as fast as fp32, a CPU with AVX2 alone twenty times as slowly. Only the measurement imports torch; planning reads
-earlier choices without torch.
+times as fast as fp32, a CPU with AVX2 alone up to thirty times as slowly. Only the measurement imports torch; planning
+reads earlier choices without torch.
 """
 
 import os

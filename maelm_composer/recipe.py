@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import operator
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,8 +55,12 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate a command line's files from its ``key=value`` pairs; both may come in any order."""
-    return [a for a in arguments if '=' not in a], [a for a in arguments if '=' in a]
+    """Separate a command line's files from its ``key=value`` pairs; both may come in any order.
+
+    A pair that is also the path of a file, as ``runs/lr=1e-3/recipe.yaml``, is that file.
+    """
+    pairs = [argument for argument in arguments if '=' in argument and not os.path.isfile(argument)]
+    return [argument for argument in arguments if argument not in pairs], pairs
 
 
 def is_finetuning(paths: Sequence[str], overrides: Sequence[str] = ()) -> bool:
@@ -98,9 +103,15 @@ def _read_yaml(path: str) -> Any:
 
 def _parse_override(override: str) -> Any:
     try:
-        return OmegaConf.from_dotlist([override])
+        loaded, (key, _, text) = OmegaConf.from_dotlist([override]), override.partition('=')
+        value = None if '${' in text else OmegaConf.select(loaded, key)  # an interpolation is resolved later
     except Exception as error:
         raise InputError(f'{override!r} cannot be read: {error}') from None
+    if isinstance(value, (bool, int, float)):
+        OmegaConf.update(loaded, key, text)  # the key's type converts the text: a run may be called 1e15
+    if isinstance(value, str) and ' #' in text and ' #' not in value:
+        raise InputError(f"{override!r}: ' #' begins a comment: put the value in quotes of its own")
+    return loaded
 
 
 def _expand_home(value: Any) -> Any:
@@ -139,7 +150,9 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
         raise InputError(f'{where}: {key}: {reason}') from None
     except TypeError:  # OmegaConf does not wrap this one
         keys = ', '.join(map(str, layer))
-        raise InputError(f'{where}: {keys}: must be key: value pairs, not a list') from None
+        raise InputError(
+            f'{where}: {keys}: the key, or one below it, must be key: value pairs, not a list (or the reverse)'
+        ) from None
 
 
 def _find_flat_section(root: type, layer: Any) -> str:

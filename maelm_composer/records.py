@@ -1,7 +1,7 @@
 """The three kinds of record that runs leave, with their provenance, and their JSON files. Imports no torch.
 
-Version 1 is every record without a ``version`` field. Version 2 adds that field; ``precision``, ``unigram_entropy`` and
-``influences`` are always there if the run has them.
+A record without a ``version`` field is of version 1, whose code did not always write ``precision``, ``unigram_entropy``
+and ``influences``. In version 2 a run without one of these fields has no such value.
 """
 
 import base64
@@ -179,7 +179,7 @@ class FinetuningRecord(_Finetuning):
     train_examples: int
     answers_not_in_context: int
     padded_share: float
-    examples_per_second: float
+    examples_per_second: float  # in a span task windows
     training_seconds: float
     evaluation_seconds: float
     device_hours: float  # as PretrainingRecord's

@@ -83,8 +83,8 @@ def test_overrides_of_every_kind(load):
     assert config.optimizer.learning_rate == 1e-4
     assert config.model.decoder.attention is DecoderAttention.causal_cross
     assert config.training.loggers == [Logger.wandb, Logger.tensorboard]
-    assert config.training.device_train_microbatch_size is None
-    assert config.data.local == 'a=b'
+    assert (config.training.device_train_microbatch_size, config.data.local) == (None, 'a=b')
+    assert load('run_name=1e15').save_folder == 'runs/1e15'  # YAML reads a number
 
 
 def test_a_decoder_can_be_taken_away_and_given_back(load):
@@ -142,6 +142,7 @@ def test_an_unknown_key_in_a_list_and_a_number_as_a_key_are_named(write):
         ('model=[1]', 'command line: model: must be key: value pairs'),
         ('seed', "'seed' is neither a YAML file nor key=value"),
         ('x={a', "'x={a' cannot be read"),
+        ('data.local=a #1', "' #' begins a comment"),
         ('data.local=${nothing}', "data.local: Interpolation key 'nothing' not found"),
         ('run_name=${oc.env:NOT_SET_ANYWHERE}', "Environment variable 'NOT_SET_ANYWHERE' not found"),
     ],

@@ -38,6 +38,10 @@ def test_a_key_shows_its_values_default_and_meaning():
     assert by_name['sources[].kind'].default == 'documentation'
 
 
+def test_a_section_of_a_list_needs_no_brackets():
+    assert list_keys('corpus', 'sources') == list_keys('corpus', 'sources[]') != []
+
+
 def test_unknown_kinds_and_sections_are_refused():
     with pytest.raises(InputError, match='unknown kind of recipe tuning: one of corpus, pretraining'):
         list_keys('tuning')

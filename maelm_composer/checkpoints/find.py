@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, FINETUNED, LATEST, PROGRESS, RECIPE, RECORD, WEIGHTS
 from maelm_composer.config import ModelConfig, PretrainingConfig
@@ -21,6 +20,9 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, parse_json
 from maelm_composer.recipe import load_config
 from maelm_composer.records import Pretraining, parse_pretraining
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HUGGING_FACE_CONFIG = 'config.json'
 
@@ -74,6 +76,8 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
     """
     uri = checkpoint.rstrip('/')
     is_remote = is_s3(uri)
+    if not is_remote and os.path.basename(uri) in ('.', '..'):
+        uri = os.path.abspath(uri)  # the parent of a checkpoint is its run
     if not is_remote and Path(uri).is_symlink():
         uri = os.path.join(os.path.dirname(uri) or '.', os.readlink(uri))
     names = list_names(uri)
@@ -101,7 +105,9 @@ def read_latest(run: str) -> str | None:
         content = read_file(join(run, LATEST))
         return None if content is None else content.decode().strip()
     link = Path(run, LATEST)
-    return os.readlink(link) if link.is_symlink() else None
+    if link.is_symlink():
+        return Path(os.readlink(link)).name
+    return link.read_text().strip() if link.is_file() else None  # of a run that was copied from an object store
 
 
 def list_checkpoints(run: str) -> list[EncoderFolder]:
@@ -123,7 +129,7 @@ def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
     return read_recipe(checkpoint).model
 
 
-def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, Tensor], str]:
+def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, 'Tensor'], str]:
     """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex)."""
     uri = join(checkpoint.uri, WEIGHTS)
     hashes = checkpoint.read_description().get('hashes', {})

@@ -1,5 +1,6 @@
 """Predicting the [MASK]s of texts with a pretraining checkpoint: its encoder, its decoder (or none) and its head."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,6 +64,8 @@ class MaskPredictor:
         """
         if not texts:
             raise InputError('no texts: give at least one, with a [MASK]')
+        if broken := [text for text in texts if re.search('[\ud800-\udfff]', text)]:  # as a shell passes other bytes
+            raise InputError(f'{broken[0]!r} is not UTF-8: convert it first')
         rows = [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch(list(texts))]
         for text, row in zip(texts, rows, strict=True):
             shown = repr(text if len(text) <= 60 else f'{text[:57]}...')

@@ -40,6 +40,7 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
         far = exact + (ratio / math.log(max_distance / exact) * (half - exact)).floor().long()
         return torch.where(size < exact, size, far.clamp(max=half - 1)) + half * (distance > 0)
     if function == 'authors':  # rounds up instead of down, and reaches the last bucket at a shorter distance
+        # 1e-9 is more than the rounding error of a whole number, which must stay as it is.
         far = exact + (ratio / math.log((max_distance - 1) / exact) * (half - 1 - exact) - 1e-9).ceil().long()
         return half - 1 + torch.where(size < exact, size, far.clamp(max=half - 1)) * distance.sign()
     raise ValueError(f'relative_attention_function {function!r} is neither t5 nor authors')

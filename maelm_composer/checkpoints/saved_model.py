@@ -29,7 +29,7 @@ from maelm_composer.tasks.catalogue import SPAN, Task
 def save_model(
     folder: Path, weights: dict[str, Tensor], pretrained: Pretrained, task: Task, max_seq_len: int, span: SpanConfig
 ) -> None:
-    """Write ``folder``, replacing an existing one. A failure leaves no partial folder."""
+    """Write ``folder``, replacing an existing one. A failure leaves no partial folder, a kill a hidden one."""
     staged = folder.with_name(f'.{folder.name}.{os.getpid()}')
     description = {
         'config': to_plain(pretrained.config),

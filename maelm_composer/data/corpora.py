@@ -113,7 +113,7 @@ def _read_jsonl(path: str, column: str) -> Iterator[str]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also of too long a number, or too many brackets
             raise InputError(f'{path}, line {number}: not JSON ({error})') from None
         text = _pick_text(record, column, f'{path}, line {number}')
         # JSON can encode half of a surrogate pair, which UTF-8 cannot.
@@ -165,7 +165,7 @@ def _read_lines(path: str) -> Iterator[tuple[int, str]]:
     try:
         with io.BufferedReader(pyarrow.input_stream(path)) as file:  # decompresses according to the suffix
             for number, line in enumerate(file, start=1):
-                yield number, line.decode().rstrip('\r\n')
+                yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
     except UnicodeDecodeError as error:
         raise InputError(
             f'{path}, line {number}: not UTF-8 ({error.reason}); convert it first, as with iconv'

@@ -116,7 +116,7 @@ class PretrainingRows(RobustStreamingDataset):
         super().__init__(
             streams=[VerifiedStream(source, local, max_outage_minutes)],
             # Only whole batches, so that the rows of an epoch do not depend on the number of ranks. In training each
-            # epoch leaves out other rows.
+            # epoch leaves out other rows. None is all rows, those of a validation split smaller than a batch.
             epoch_size=manifest.splits[split].rows // global_batch_size * global_batch_size or None,
             batch_size=batch_size,
             shuffle=is_train,

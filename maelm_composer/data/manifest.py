@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,11 +76,14 @@ def read_tokenizer_files(folder: str) -> dict[str, bytes]:
     """The files of the tokenizer in ``folder`` by name; empty if there are none.
 
     Raises:
-        InputError: a file is missing or differs from its hash in recipe.json, which a tokenizer of version 0.1 lacks.
+        InputError: a file is missing or differs from its hash in recipe.json (a tokenizer of version 0.1 has none), or
+            recipe.json names a file outside ``folder``.
     """
     place, remedy = storage.join(folder, TOKENIZER_RECIPE), 'restore it: the shards and every run on them hold a copy'
     recipe = storage.read_file(place)
     hashes = {} if recipe is None else parse_json(recipe, place, remedy=remedy).get('hashes', {})
+    if foreign := [name for name in hashes if not re.fullmatch(r'\w[\w.-]*', name)]:  # a copy would be written there
+        raise InputError(f'{place} names {foreign[0]!r}, which is no file of that folder: {remedy}')
     names = {*hashes, TOKENIZER_RECIPE} if hashes else storage.list_names(folder)
     files = {name: storage.read_file(storage.join(folder, name)) or b'' for name in sorted(names)}
     for name, expected in hashes.items():

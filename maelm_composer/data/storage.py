@@ -206,8 +206,9 @@ def _s3(url: str) -> Iterator[tuple[Any, str, str]]:
     bucket, _, key = url.removeprefix('s3://').partition('/')
     try:
         yield _s3_client(), bucket, key
-    except (botocore.BotoCoreError, botocore.ClientError, Boto3Error, ValueError) as error:  # ValueError: no URL
-        cause = error.__context__ if isinstance(error.__context__, botocore.ClientError) else error  # of an upload
+    except (botocore.BotoCoreError, botocore.ClientError, Boto3Error, ValueError) as error:
+        # A ValueError says that S3_ENDPOINT_URL is no address. The context of a failed upload is the server's answer.
+        cause = error.__context__ if isinstance(error.__context__, botocore.ClientError) else error
         if isinstance(cause, botocore.ClientError):
             reason = {
                 'NoSuchBucket': 'there is no such bucket',

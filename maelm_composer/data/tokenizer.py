@@ -15,7 +15,7 @@ from maelm_composer.data.corpora import describe_source, iterate_documents, name
 from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, TOKENIZER_RECIPE, read_tokenizer_files
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
-from maelm_composer.files import hash_file, hash_json, parse_json
+from maelm_composer.files import assert_writable, hash_file, hash_json, parse_json
 from maelm_composer.recipe import to_plain
 
 *LEADING_SPECIALS, MASK = SPECIAL_TOKENS
@@ -44,6 +44,8 @@ def build_tokenizer(config: CorpusConfig) -> bool:
         if parse_json(written, where, ['recipe_hash'], f'remove {folder}')['recipe_hash'] != recipe:
             raise InputError(f'{folder} holds the tokenizer of another recipe: remove it, or set another remote')
         return False
+    if not storage.is_s3(folder):
+        assert_writable(Path(folder))
     documents = sample_documents(iterate_documents(config.sources), config.tokenizer.max_training_bytes)
     try:
         tokenizer = train_tokenizer(documents, config.tokenizer)

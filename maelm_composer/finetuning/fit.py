@@ -156,7 +156,8 @@ def fit(
                 observe(step // steps_per_epoch)
             model.train()
             start = time.perf_counter()
-    return FitReport(steps, mean(losses[-steps_per_epoch:]), seconds, measure_padding(lengths, batches))
+    parts = [rows[i : i + microbatch_size] for rows in batches for i in range(0, len(rows), microbatch_size)]
+    return FitReport(steps, mean(losses[-steps_per_epoch:]), seconds, measure_padding(lengths, parts))
 
 
 def plan_evaluations(protocol: EvaluationProtocol, steps_per_epoch: int, epochs: int) -> set[int]:

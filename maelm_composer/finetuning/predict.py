@@ -44,6 +44,8 @@ def predict_file(
         raise InputError(f'{target}: predictions of {task.name} cannot be written as {target.suffix}; use {FORMATS}')
     if threshold and target.suffix != '.json':
         raise InputError(f'--threshold is for a SQuAD 2.0 submission, a .json file, and not for {target}')
+    if target.exists() and target.samefile(source):
+        raise InputError(f'{target} holds the rows: name another file for the predictions')
     rows = read_unlabelled(task, source)
     assert_writable(target.parent)
     choice = choose(precision, '--precision')

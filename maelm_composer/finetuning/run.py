@@ -124,7 +124,7 @@ def summarize(record: FinetuningRecord, save_folder: str) -> str:
         f'{record.task}: {record.score:.2%} (a constant answer: {record.baseline:.2%})',
         metrics,
         f'{record.train_examples:,} training examples, {record.steps:,} steps, '
-        f'{record.training_seconds:,.0f} seconds of training, {record.examples_per_second:,.0f} examples/s, '
+        f'{record.training_seconds:,.0f} seconds of training, {record.examples_per_second:,.0f} rows/s, '
         f'{record.padded_share:.1%} padding, {record.protocol["precision"]}',
         f'record: {Path(save_folder, record.key)}.json',
     ]

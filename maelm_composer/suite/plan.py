@@ -212,7 +212,7 @@ class _Planner:
         flops, precision = count_training_flops(config), config.training.precision
         seconds, basis = self._estimate(step.kind, precision, flops)
         runs = [run for run in self.evidence.runs.values() if run.training_precision is precision]
-        if speeds := [run.flops / (3600 * run.device_hours) for run in runs if run.flops]:
+        if speeds := [run.flops / (3600 * run.device_hours) for run in runs if run.flops and run.device_hours]:
             seconds = START_SECONDS[step.kind] + flops / (median(speeds) * self.device.count)
             basis = f'measured speed, {median(speeds):.1e} FLOP/s'
         record = load_record(path, parse_pretraining) if path.exists() else None

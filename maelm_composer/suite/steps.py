@@ -18,6 +18,7 @@ from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, Artefact, Demand, Model, artefacts_of, tasks_of
 from maelm_composer.shipped import find_shipped
 from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.training.plan import count_samples
 
 SETTINGS_FOLDER = Path('yamls/suite')
 LISTS = ('data', 'pretraining', 'finetuning')  # keys of SuiteConfig: recipes, to which --settings adds
@@ -239,6 +240,6 @@ def _list_demands(suite: Suite, artefacts: Sequence[Artefact]) -> list[Demand]:
 def list_saved_samples(config: PretrainingConfig) -> list[int]:
     """Samples at which the run saves a checkpoint: at the first batch end at or after each interval, and at the end."""
     batch, interval = config.training.global_train_batch_size, config.training.checkpoint_interval_samples
-    total = math.ceil(config.training.max_samples / batch) * batch
+    total = count_samples(config.training)
     due = {math.ceil(multiple / batch) * batch for multiple in range(interval, total, interval)}
     return sorted({*due, total})

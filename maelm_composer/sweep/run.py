@@ -194,6 +194,7 @@ class _Sweep:
 def choose_precision(config: FinetuningConfig, folder: str) -> Choice:
     """Choose the precision of all runs in ``save_folder`` on a device like theirs."""
     _enter(config, folder)
+    _hide_gpus_unless_given()
     return choose_in(Path(config.save_folder), config.precision, 'precision')
 
 
@@ -208,8 +209,7 @@ def inspect_task(config: FinetuningConfig, task: Task, folder: str) -> Facts:
 def make_run(config: FinetuningConfig, key: str, facts: Facts, folder: str) -> Finetuning | None:
     """Make one run and return its record, also of a failure; None if another sweep is making the run."""
     _enter(config, folder)
-    if not ray.get_gpu_ids():  # our Ray leaves every GPU visible to a run that was given none
-        os.environ['CUDA_VISIBLE_DEVICES'] = ''
+    _hide_gpus_unless_given()
     lease = open_lease(config.save_folder, key)
     try:
         lease.acquire()
@@ -252,6 +252,11 @@ def _enter(config: FinetuningConfig, folder: str) -> None:
     threads = max(1, int(config.sweep.cpus_per_run))
     os.environ['RAYON_NUM_THREADS'] = str(threads)  # the tokenizer's
     torch.set_num_threads(threads)
+
+
+def _hide_gpus_unless_given() -> None:
+    if not ray.get_gpu_ids():  # our Ray leaves every GPU visible to a task that was given none
+        os.environ['CUDA_VISIBLE_DEVICES'] = ''
 
 
 def _count_slots(config: FinetuningConfig) -> tuple[int, float]:

@@ -175,6 +175,8 @@ def _list_faults(name: str, task: TaskConfig) -> Iterator[str]:
             yield f'.metrics: {metric} is defined for two classes, and label_names has {num_labels}'
     if bool(task.files) == (task.dataset is not None):
         yield ': give either files or dataset, with the rows for training and evaluation'
+    if task.files and (task.splits or task.config_name):
+        yield ': splits and config_name are about dataset, and the rows come from files'
     key, splits = ('files', task.files) if task.files else ('splits', task.splits or HUB_SPLITS)
     if TRAIN not in splits or len(splits) < 2 or (task.kind is SPAN and len(splits) > 2):
         count = 'one split' if task.kind is SPAN else 'one or more splits'

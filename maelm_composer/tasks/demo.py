@@ -61,6 +61,7 @@ def _read_texts() -> tuple[tuple[str, ...], tuple[str, ...]]:
                 without[line] = None
             elif len(QUOTED.findall(line)) == 1 and '`' not in QUOTED.sub('', line):
                 with_name[line] = None
+        # Passages come in threes: two with a name, one without.
         if min(len(sentences), len(without) * 3, len(with_name) * 3 // 2) > num_rows:
             break
     named = list(with_name)

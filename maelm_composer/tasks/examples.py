@@ -88,5 +88,6 @@ def _join(ids: list[list[int]], cls: int, sep: int, max_seq_len: int) -> list[in
         return [cls, *ids[0][: max_seq_len - 2], sep]
     first, second = ids
     budget = max_seq_len - SPECIALS_OF_PAIR
+    # The second text gets half the positions, and those that the first one leaves.
     keep = min(len(second), max(budget // 2, budget - len(first)))
     return [cls, *first[: budget - keep], sep, sep, *second[:keep], sep]

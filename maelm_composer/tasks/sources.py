@@ -25,6 +25,9 @@ NUMBERS = 'numbers', pyarrow.types.is_integer, pyarrow.types.is_floating
 CLASSES = 'text or numbers', *TEXT[1:], *NUMBERS[1:], pyarrow.types.is_boolean
 
 
+ID_COLUMNS = {CLASSIFICATION: 'idx', REGRESSION: 'idx', SPAN: 'id'}  # as in GLUE and SQuAD
+
+
 @dataclass(frozen=True)
 class TextExample:
     """One row of a classification or regression task."""
@@ -159,19 +162,35 @@ def _read_file(task: Task, path: Path) -> pyarrow.Table:
     try:
         match path.suffix:
             case '.parquet':
-                return pyarrow.parquet.read_table(path)
+                table = pyarrow.parquet.read_table(path)
             case '.csv':
                 texts = dict.fromkeys(task.text_columns, pyarrow.string())  # also where every text is a number
+                if task.kind == CLASSIFICATION and any(map(_is_number, task.label_names)):
+                    texts[task.label_column] = pyarrow.string()
                 convert = pyarrow.csv.ConvertOptions(column_types=texts, true_values=[], false_values=[])
                 parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
-                return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
+                table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
             case '.jsonl':
-                return pyarrow.json.read_json(path)
+                table = pyarrow.json.read_json(path)
+            case _:
+                raise InputError(f'{path}: rows are read from .parquet, .csv, .jsonl files')
+        names = table.column_names
     except FileNotFoundError:
         raise InputError(f'{path} does not exist') from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f'{path}: not a readable {path.suffix} file ({error})') from None
-    raise InputError(f'{path}: rows are read from .parquet, .csv, .jsonl files')
+    needed = {*task.text_columns, task.label_column, ID_COLUMNS[task.kind]}
+    if twice := [name for name in names if names.count(name) > 1 and name in needed]:
+        raise InputError(f'{path}: two columns are called {twice[0]!r}: rename one')
+    return table
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
@@ -199,8 +218,6 @@ def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
     """The examples of a table with the task's columns; ``where`` names the table in error messages."""
     ids, texts = _read_texts(task, table, where)
     if task.kind == SPAN:
-        if len(set(ids)) < len(ids):
-            raise InputError(f"{where}: column 'id' holds {len(ids) - len(set(ids))} ids twice")
         column = _take_column(table, task.label_column, where)
         cells = _list_cells(column, task.label_column, where)
         answers = [_as_answers(answer, task.label_column, where) for answer in cells]
@@ -208,7 +225,7 @@ def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
         return [SpanExample(i, question, passage, *answer) for i, (question, passage), answer in rows]
     column = _take_column(table, task.label_column, where, *(NUMBERS if task.kind == REGRESSION else CLASSES))
     # A number is that of a class, unless the classes have numbers as names.
-    is_named = not any(test(column.type) for test in NUMBERS[1:]) or any(map(str.isdecimal, task.label_names))
+    is_named = not any(test(column.type) for test in NUMBERS[1:]) or any(map(_is_number, task.label_names))
     labels = (_as_classes if is_named else _as_numbers)(task, column, where)
     return [TextExample(i, row, label) for i, row, label in zip(ids, texts, labels, strict=True)]
 
@@ -218,8 +235,12 @@ def _read_texts(task: Task, table: pyarrow.Table, where: str) -> tuple[list[str]
     if table.num_rows == 0:
         raise InputError(f'{where}: holds no rows')
     texts = [_list_cells(_take_column(table, name, where, *TEXT), name, where) for name in task.text_columns]
-    key = 'id' if task.kind == SPAN else 'idx'
+    key = ID_COLUMNS[task.kind]
     ids = _list_cells(table.column(key), key, where) if key in table.column_names else range(table.num_rows)
+    if None in ids:
+        raise InputError(f'{where}: column {key!r} has empty cells')
+    if task.kind == SPAN and len(set(ids)) < len(ids):  # answers are written and scored by id
+        raise InputError(f'{where}: column {key!r} holds {len(ids) - len(set(ids))} ids twice')
     return [str(i) for i in ids], list(zip(*texts, strict=True))
 
 
@@ -227,7 +248,8 @@ def read_unlabelled(task: Task, path: Path) -> list[Any]:
     """The rows of a .parquet, .csv or .jsonl file as examples without an answer: label 0, or an empty list.
 
     Raises:
-        InputError: the file is not there or not readable, has no rows, or lacks a text column of the task.
+        InputError: the file is not there or not readable, has no rows, or lacks a text column of the task, or a
+            span task's ids are not all different.
     """
     ids, texts = _read_texts(task, _read_file(task, path), str(path))
     if task.kind == SPAN:

@@ -131,7 +131,10 @@ def end_before_training(rank: int, speaks: bool) -> None:
 
 def end_after(folder: RunFolder, rank: int, speaks: bool) -> None:
     """End this rank because ``rank``, of this machine, has ended, and say why unless that rank has said so itself."""
-    record = read_record(folder.uri)
+    try:
+        record = read_record(folder.uri)
+    except InputError:  # the object store is away, too
+        record = read_record(str(folder.local))
     if isinstance(record, PretrainingRecord):
         os._exit(0)
     if record is None or record.status == 'stopped':

@@ -41,7 +41,7 @@ class Plan:
     @property
     def batches(self) -> int:
         """Optimizer steps of the whole run."""
-        return math.ceil(self.config.training.max_samples / self.global_batch_size)
+        return count_samples(self.config.training) // self.global_batch_size
 
     @property
     def tokens_per_batch(self) -> int:
@@ -73,7 +73,7 @@ class Plan:
     def describe(self, device: str, precision: str, attention: dict[str, str]) -> dict[str, str]:
         """The lines of the start screen by name."""
         training, optimizer, manifest = self.config.training, self.config.optimizer, self.manifest
-        samples = self.batches * self.global_batch_size
+        samples = count_samples(self.config.training)
         parameters = count_parameters(self.config.model)
         parts = ', '.join(f'{name} {count:,}' for name, count in parameters.items())
         accumulation = math.ceil(self.device_batch_size / self.microbatch_size)
@@ -146,10 +146,15 @@ def count_positions(config: PretrainingConfig) -> tuple[int, int]:
     return count_visible(masking, length), count_masked(masking, length)[1]
 
 
+def count_samples(training: TrainingConfig) -> int:
+    """Rows of all optimizer steps of a run: ``max_samples``, rounded up to whole batches."""
+    batch = training.global_train_batch_size
+    return math.ceil(training.max_samples / batch) * batch
+
+
 def count_training_flops(config: PretrainingConfig) -> int:
     """FLOPs of all optimizer steps of a run; validation is left out."""
-    batch = config.training.global_train_batch_size
-    return count_row_flops(config) * math.ceil(config.training.max_samples / batch) * batch
+    return count_row_flops(config) * count_samples(config.training)
 
 
 def count_row_flops(config: PretrainingConfig) -> int:

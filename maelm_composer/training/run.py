@@ -236,7 +236,8 @@ class _Run:
             precision='fp32',  # the adapter enters autocast
             device=device,
             device_train_microbatch_size=plan.microbatch_size,
-            # Otherwise every row has the same number of predicted tokens, and a mean over rows is a mean over tokens.
+            # In these two cases rows differ in the number of predicted tokens, which then weights the microbatches.
+            # Otherwise a mean over rows is a mean over tokens.
             accumulate_train_batch_on_tokens=config.masking.rounds_at_random or self.collator.predicts_every_token,
             parallelism_config=ParallelismConfig(fsdp2=fsdp) if self.is_sharded else None,
             spin_dataloaders=False,

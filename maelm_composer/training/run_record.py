@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from maelm_composer.checkpoints.find import EncoderFolder, read_latest, read_recipe
 from maelm_composer.checkpoints.names import RECORD
 from maelm_composer.config import PretrainingConfig
+from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import to_plain
@@ -15,7 +17,7 @@ from maelm_composer.records import (
     UnfinishedPretraining,
     parse_pretraining,
 )
-from maelm_composer.training.plan import Plan
+from maelm_composer.training.plan import Plan, count_samples
 
 MAX_SAMPLES, EXTENDS = 'training.max_samples', 'training.extends'
 # Keys that came after the first records. An identity holds such a key only if it is set: old records stay valid.
@@ -51,18 +53,24 @@ def read_record(folder: str) -> Pretraining | None:
 def assert_same_run(folder: str, record: Pretraining | None, identity: dict[str, Any]) -> None:
     """Raise InputError if the ``record`` in ``folder`` is of another recipe or other data.
 
-    A finished run is also the run that extends it (``training.extends``).
+    A finished run is also the run that extends it (``training.extends``). If the record was lost, the folder's recipe
+    and manifest say whose checkpoints these are.
     """
-    found, wanted = LATER_KEYS | (identity if record is None else record.identity), LATER_KEYS | identity
+    there = identity
+    if record is not None:
+        there = record.identity
+    elif read_latest(folder) is not None:
+        there = identify(read_recipe(EncoderFolder(folder, folder)), load_manifest(folder).content_hash)
+    found, wanted = LATER_KEYS | there, LATER_KEYS | identity
     if isinstance(record, PretrainingRecord) and found[MAX_SAMPLES] == next(reversed(wanted[EXTENDS]), None):
         found |= {EXTENDS: [*found[EXTENDS], found[MAX_SAMPLES]], MAX_SAMPLES: wanted[MAX_SAMPLES]}
     for key in sorted(wanted.keys() | found.keys()):
-        there, here = found.get(key), wanted.get(key)
-        if there != here:
-            longer = key == MAX_SAMPLES and bool(there and here and there < here)
-            hint = f'to extend it once it is finished, set {EXTENDS}={[*found[EXTENDS], there]}; else ' * longer
+        old, new = found.get(key), wanted.get(key)
+        if old != new:
+            longer = key == MAX_SAMPLES and bool(old and new and old < new)
+            hint = f'to extend it once it is finished, set {EXTENDS}={[*found[EXTENDS], old]}; else ' * longer
             raise InputError(
-                f'{folder} holds a run with {key} = {there}, not {here}: {hint}choose another run_name or save_folder'
+                f'{folder} holds a run with {key} = {old}, not {new}: {hint}choose another run_name or save_folder'
             )
 
 
@@ -78,7 +86,7 @@ def finish_record(
     tokens = plan.batches * plan.tokens_per_batch
     return PretrainingRecord(
         **kept,
-        samples=plan.batches * plan.global_batch_size,
+        samples=count_samples(plan.config.training),
         batches=plan.batches,
         tokens=tokens,
         training_seconds=seconds,

@@ -107,6 +107,7 @@ def test_what_cannot_be_filled_is_one_line(make, configure, tmp_path):
     for texts, top_k, message in (
         ([], 5, 'no texts'),
         (['[MASK] is', 'the boy'], 5, "'the boy' has no [MASK]"),
+        (['caf\udce9 [MASK]'], 5, 'is not UTF-8'),
         (['[MASK] [CLS]'], 5, 'has [CLS] or [PAD]'),
         ([' [MASK]' * 50], 5, f'has 52 tokens, the model takes {N}'),
         (['[MASK]'], 0, f'top_k 0: must be between 1 and {V}'),

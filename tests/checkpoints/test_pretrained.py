@@ -67,12 +67,20 @@ def test_a_relative_address_stays_relative(run, monkeypatch):
     assert load_pretrained('run').identity.uri == f'run/{CHECKPOINT}'
     monkeypatch.chdir(run)
     assert load_pretrained('latest').identity.uri == f'./{CHECKPOINT}'
+    monkeypatch.chdir(run / CHECKPOINT)
+    assert load_pretrained('.').identity.uri == str(run / CHECKPOINT)
 
 
 def test_a_link_to_a_run_elsewhere(run, tmp_path):
     (tmp_path / 'elsewhere').symlink_to(run)  # an absolute link
     for path in ('elsewhere', 'elsewhere/latest'):
         assert_close(load_pretrained(str(tmp_path / path)).encoder(*TOKENS), expected_states(), rtol=0, atol=0)
+
+
+def test_a_run_copied_from_an_object_store(run):
+    (run / 'latest').unlink()
+    (run / 'latest').write_text(CHECKPOINT)
+    assert load_pretrained(str(run)).identity.uri == str(run / CHECKPOINT)
 
 
 def test_the_tokenizer_reads_special_tokens_as_text(run):

@@ -79,6 +79,8 @@ def test_a_huggingface_dataset_is_streamed_from_a_local_folder(tmp_path, monkeyp
         ('x.txt.zst', b'not zstd', r'x\.txt\.zst: cannot be unpacked'),
         ('x.txt.zst', zstandard.compress(b'cut short\n' * 99)[:-9], r'x\.txt\.zst: cannot be unpacked'),
         ('x.jsonl', b'{"text": "a"}\n{"text": ', r'x\.jsonl, line 2: not JSON'),
+        ('x.jsonl', b'{"text": ' + b'1' * 5000 + b'}', r'x\.jsonl, line 1: not JSON'),
+        ('x.jsonl', b'[' * 200_000, r'x\.jsonl, line 1: not JSON'),
         ('x.jsonl', b'{"body": "a"}', r"x\.jsonl, line 1: no column 'text' \(it has: body\); set text_column"),
         ('x.jsonl', b'{"text": 3}', r"x\.jsonl, line 1: column 'text' holds int"),
         ('x.parquet', b'not parquet', r'x\.parquet: not a readable Parquet file'),

@@ -117,6 +117,16 @@ def test_a_file_that_was_damaged_or_removed_is_named(recipe, name, read):
             read(recipe)
 
 
+def test_a_tokenizer_cannot_write_elsewhere(recipe, tmp_path):
+    build_tokenizer(recipe)
+    path = Path(recipe.remote, 'tokenizer/recipe.json')
+    content = {'recipe_hash': '', 'hashes': {'tokenizer.json': ''}}
+    for name in ('../outside', str(tmp_path / 'outside'), '..'):
+        path.write_text(json.dumps(content | {'hashes': content['hashes'] | {name: ''}}))
+        with pytest.raises(InputError, match=f'names {name!r}, which is no file of that folder'):
+            load_tokenizer(recipe)
+
+
 def test_a_recipe_of_another_vocabulary_is_refused(recipe):
     build_tokenizer(recipe)
     settings = json.loads(Path(recipe.remote, 'tokenizer/tokenizer_config.json').read_text())

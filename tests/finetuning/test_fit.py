@@ -43,6 +43,14 @@ def test_bf16_is_another_arithmetic(configure):
     assert records[0].train_loss != records[1].train_loss == pytest.approx(records[0].train_loss, rel=0.05)
 
 
+def test_padding_is_that_of_the_microbatches(configure):
+    config = configure('rte', max_epochs=1)
+    whole, single = (
+        finetune(dataclasses.replace(config, device_train_microbatch_size=size)).padded_share for size in (None, 1)
+    )
+    assert whole > single == 0
+
+
 def test_the_saved_weights_are_those_of_the_best_evaluation(configure, monkeypatch):
     config = configure('rte', max_epochs=2, saves_model=True, evaluation=EvaluationProtocol.half_epochs)
     evaluate, seen = Evaluator._evaluate, []

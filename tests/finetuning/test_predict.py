@@ -99,5 +99,9 @@ def test_what_cannot_be_predicted_is_one_line(train, checkpoint, tmp_path):
         InputError, match=r'--threshold is for a SQuAD 2\.0 submission, a \.json file, and not for .*o\.tsv'
     ):
         predict_file(model, dev, tmp_path / 'o.tsv', threshold=1.0)
+    rows = tmp_path / 'other.jsonl'
+    rows.write_text('{"sentence1": "a", "sentence2": "b"}\n')
+    with pytest.raises(InputError, match=r'other\.jsonl holds the rows'):
+        predict_file(model, rows, rows)
     with pytest.raises(NotADirectoryError):  # before the work
         predict_file(model, dev, tmp_path / 'empty.jsonl/o.tsv')

@@ -162,6 +162,8 @@ def test_measured_speed_takes_the_place_of_the_model(demo):
     assert items['fine-tuning demo at 768, 4 tasks'].basis.endswith('measured runs')
     other = plan_suite(dataclasses.replace(demo, precision=Precision.bf16), artefacts, SLOW)
     assert not any('measured' in item.basis for item in other)  # nor in another precision
+    write_record(demo.records / 'pretraining/demo.json', make_run('demo') | {'device_hours': 0.0})  # of three steps
+    assert 'FLOPs model' in {i.name: i for i in plan_suite(demo, artefacts, SLOW)}['pretraining demo-roberta'].basis
     elsewhere = make_run('demo')
     elsewhere['provenance']['cpu'] = f'{name_processor()} (another instruction set)'
     write_record(demo.records / 'pretraining/demo.json', elsewhere)

@@ -106,7 +106,7 @@ def test_recipes_are_told_apart(path):
         ),
         ('sweep.search.glue_small.batch=[1]', 'unknown key sweep.search.glue_small.batch; did you mean'),
         ('data.max_train_examples_of.mnli=0', 'data.max_train_examples_of.mnli 0: must be positive'),
-        ('sweep.search.mrpc=[1]', 'sweep: must be key: value pairs, not a list'),
+        ('sweep.search.mrpc=[1]', 'sweep: the key, or one below it, must be key: value pairs, not a list'),
         ('sweep.seeds=[1,1]', 'a seed is listed twice'),
         ('sweep.seeds=[]', 'sweep.seeds is empty'),
         ('max_seq_len=8', 'must be at least 16'),

@@ -55,6 +55,8 @@ def test_the_recipes_of_the_page_declare_tasks():
         Path(f'{number}.yaml').write_text(text)
     Path('0.yaml').rename('reviews.yaml')
     files, values = split_arguments(load_config(SuiteConfig, ['1.yaml']).finetuning)
+    Path('a=b.yaml').touch()
+    assert split_arguments(['a=b.yaml', 'a=b']) == (['a=b.yaml'], ['a=b'])
     values += ['checkpoint=x', 'tasks.reviews.files.train=more.csv']
     config = load_config(FinetuningConfig, [*files, '2.yaml'], values)
     assert config.data.limit('reviews') == 5000
@@ -85,6 +87,10 @@ def test_classes_with_numbers_as_names_are_never_positions():
     for name in ('train.csv', 'dev.csv'):
         write_csv(name, [('a', 1), ('b', 2), ('c', 3)])
     assert [row.label for row in load(declare(label_names=['1', '2', '3'])).train] == [0, 1, 2]
+    names = ['1.0', '-1', '01']
+    for name in ('train.csv', 'dev.csv'):
+        write_csv(name, zip('abc', names, strict=True))
+    assert [row.label for row in load(declare(label_names=names)).train] == [0, 1, 2]
 
 
 def test_a_folder_of_the_datasets_library():
@@ -135,6 +141,8 @@ def test_a_dev_sample_is_that_of_the_training_limit():
     'change, message',
     [
         ({'label_names': ['awful', 'good']}, "row 1 has label 'bad', none of the label_names of reviews: awful, good"),
+        ({'files': {'train': 'twice.csv', 'dev': 'dev.csv'}}, "twice.csv: two columns are called 'review': rename one"),
+        ({'files': {'train': 'latin.csv', 'dev': 'dev.csv'}}, 'latin.csv: not a readable .csv file'),
         ({'label_column': 'label'}, "no column 'label' (it has: review, verdict)"),
         ({'text_columns': ['text']}, "no column 'text' (it has: review, verdict)"),
         ({'files': {'train': 'train.csv', 'dev': 'empty.csv'}}, 'empty.csv: not a readable .csv file'),
@@ -160,6 +168,8 @@ def test_rows_that_are_not_the_declared_ones(change, message):
     write_csv('train.csv')
     write_csv('dev.csv')
     write_csv('header.csv', [])
+    write_csv('twice.csv', [('a', 'good', 'b')], ('review', 'verdict', 'review'))
+    Path('latin.csv').write_bytes(b'review,verdict,caf\xe9\na,good,b\n')
     for name in ('empty.csv', 'rows.txt'):
         Path(name).touch()
     with pytest.raises(InputError) as error:
@@ -185,6 +195,7 @@ def test_rows_that_are_not_the_declared_ones(change, message):
         ('own', {'metrics': ['f1'], 'label_names': ['a', 'b', 'c']}, 'f1 is defined for two classes'),
         ('own', {'files': {}}, 'give either files or dataset'),
         ('own', {'dataset': 'x'}, 'give either files or dataset'),
+        ('own', {'config_name': 'x'}, 'splits and config_name are about dataset'),
         ('own', {'files': {'train': 'x'}}, r'tasks\.own\.files names train: give train and one or more splits'),
         ('own', {'group': 'glue'}, 'group glue: one of glue_large, glue_small, squad2'),
     ],
@@ -201,7 +212,7 @@ def test_a_declaration_that_no_run_could_use(name, change, message):
         ('tasks.own.kind=ranking', "tasks.own.kind: Invalid value 'ranking', expected one of [classification, "),
         ('tasks.own.text_column=[a]', 'unknown key tasks.own.text_column; did you mean tasks.own.text_columns?'),
         ('tasks.own.metrics=[f1]', 'tasks.own.kind is not set'),
-        ('tasks=[own]', 'tasks: must be key: value pairs, not a list'),
+        ('tasks=[own]', 'tasks: the key, or one below it, must be key: value pairs, not a list'),
     ],
 )
 def test_a_recipe_that_declares_nothing(override, message):

@@ -22,7 +22,7 @@ from maelm_composer.data.manifest import load_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.files import parse_json, write_json
 from maelm_composer.precision import Speeds
-from maelm_composer.recipe import load_config
+from maelm_composer.recipe import load_config, to_yaml
 from maelm_composer.records import UnfinishedPretraining, format_record, load_record, parse_pretraining
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import read_metrics
@@ -295,11 +295,14 @@ def test_what_does_not_fit_is_one_line(recipe, override, message):
 def test_a_folder_of_another_recipe_or_another_shape_is_refused(recipe):
     short = ('training.max_samples=64', 'training.eval_interval_samples=64')
     pretrain(recipe(*short))
-    with pytest.raises(InputError, match=r'holds a run with optimizer.learning_rate = 0.002, not 0.001'):
-        pretrain(recipe(*short, 'optimizer.learning_rate=0.001'))
-    Path('runs/recipe/record.json').unlink()
+    for path in Path('runs/recipe/record.json'), Path('runs/recipe/recipe.yaml'):
+        with pytest.raises(InputError, match=r'holds a run with optimizer.learning_rate = 0.002, not 0.001'):
+            pretrain(recipe(*short, 'optimizer.learning_rate=0.001'))
+        path.unlink()
+    wider = recipe(*short, 'model.decoder.intermediate_size=96')
+    path.write_text(to_yaml(wider))
     with pytest.raises(InputError, match=r'does not fit the recipe: decoder\.layers.* is \(64.*, \(96'):
-        pretrain(recipe(*short, 'model.decoder.intermediate_size=96'))
+        pretrain(wider)
 
 
 @pytest.mark.parametrize('name, bf16', [('bf16', 9e11), ('fp32', 5e9)])
