@@ -64,7 +64,7 @@ def draw_figure1(rows: Sequence[Row]) -> Figure:
     _plot(left, _find(rows, 'rank_real'), 'input without [MASK]', LIGHT)
     _plot(right, _find(rows, 'rank_masks'), '[MASK] positions', DARK)
     _finish(left, 'RoBERTa, all rows', 'layer', '0.9-effective rank')
-    _finish(right, 'RoBERTa, [MASK] rows', 'layer', '0.9-effective rank')
+    _finish(right, 'RoBERTa, [MASK] vectors', 'layer', '0.9-effective rank')
     return figure
 
 
@@ -134,7 +134,7 @@ def draw_subspace(rows: Sequence[Row]) -> Figure:
     names = {
         'mask_outside_share': ("[MASK] energy outside the real tokens' leading directions", 'share'),
         'rank_one_residual': ('real tokens: distance from rank one', 'relative residual'),
-        'principal_angle_2': ('median principal angle, real and [MASK] rows', 'degrees'),
+        'principal_angle_2': ('median principal angle, real and [MASK] vectors', 'degrees'),
     }
     for panel, (column, (title, label)) in zip(panels, names.items(), strict=True):
         for model, style in STYLES.items():

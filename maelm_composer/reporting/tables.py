@@ -93,10 +93,10 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
     gaps = [(layer, subtract(cells[WITH_MASKS][layer], real)) for layer, real in cells[REAL].items()]
     last = gaps[-1][1]
     *_, top = cells[MASKS].values()
-    # No verdict: a gap that grows may still be none, and the rank of the [MASK] rows must grow, as it begins at 1.
+    # No verdict: a gap that grows may still be none, and the rank of the [MASK] vectors must grow, as it begins at 1.
     for label, cell in (
         ('growth of that gap per layer', slope(gaps) if len(gaps) > 1 else last),
-        ('rank of the [MASK] rows, last layer − embeddings', subtract(top, cells[MASKS][0])),
+        ('rank of the [MASK] vectors, last layer − embeddings', subtract(top, cells[MASKS][0])),
     ):
         rows.append(builder.value('RoBERTa', label, RANK, cell))
     return rows + builder.claims(RANK, Claim('RoBERTa', 'rank with − without [MASK], last layer', last))
@@ -105,7 +105,7 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
 def build_figure4(builder: RowBuilder) -> list[Row]:
     """Scores against δ as in the paper, and beside them the effective rank, by which the paper explains them.
 
-    The [MASK] rows' energy outside the real tokens' space tells whether dimensions serve [MASK] alone. At δ = 1, MAE-LM
+    The [MASK] vectors' energy outside the real tokens' space tells whether dimensions serve [MASK] alone. At δ = 1, MAE-LM
     differs from RoBERTa by its decoder.
     """
     numbers: dict[str, tuple[str, Callable[[Model], Cell]]] = {
@@ -162,7 +162,7 @@ def build_subspace(builder: RowBuilder) -> list[Row]:
 
 
 def measure_mask_excess(evidence: Evidence, model: Model) -> list[Cell]:
-    """The share of the [MASK] rows' energy outside the real tokens' leading directions, less the real tokens' own.
+    """The share of the [MASK] vectors' energy outside the real tokens' leading directions, less the real tokens' own.
 
     One cell for each layer. The leading directions hold at least 90 % of the real tokens' energy.
     """
