@@ -101,12 +101,12 @@ def find_dead_segments() -> list[Path]:
     memory = Path('/dev/shm')
     if not memory.is_dir():  # not Linux
         return []
-    mapped = ''
+    candidates = [*memory.glob('[0-9]*_*'), *Path(tempfile.gettempdir()).glob('[0-9]*_filelock')]
+    mapped = ''  # read after the files were listed: a run that starts in between is alive
     for maps in Path('/proc').glob('[0-9]*/maps'):
         with contextlib.suppress(OSError):  # the process ended, or is another user's
             mapped += maps.read_text(errors='replace')
     live = set(re.findall(rf'{re.escape(str(memory))}/(\d{{6}})_', mapped))
-    candidates = [*memory.glob('[0-9]*_*'), *Path(tempfile.gettempdir()).glob('[0-9]*_filelock')]
     return sorted(
         path
         for path in candidates

@@ -31,8 +31,11 @@ def assert_writable(folder: Path) -> None:
     """Write a file in ``folder``, or where that will be made, and remove it: an OSError before the work, not after."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     probe = there / f'.probe.{uuid.uuid4().hex}'
-    probe.touch()
-    probe.unlink()
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
 
 
 def hash_json(value: Any) -> str:

@@ -26,23 +26,6 @@ TABLE_4 = {
     'base_pp': {'steps': 2_000_000, 'lr': 2e-4, 'buckets': 64, 'max_distance': 128, 'clip': 2.0},
     'large_pp': {'steps': 1_000_000, 'lr': 1e-4, 'buckets': 128, 'max_distance': 256, 'clip': 1.0},
 }
-# Table 2 of the paper: row -> the overlay that makes it; None is MAE-LM itself.
-TABLE_2 = {
-    'MAE-LM_base': None,
-    'enc. w. [MASK], no dec. (i.e., MLM)': 'roberta',
-    'enc. w. [MASK]': 'ablations/encoder_with_mask',
-    'enc. w. [MASK], dec. resets [MASK]': 'ablations/decoder_resets_masks',
-    'random replace w. real token': 'ablations/random_replace',
-    'misaligned position encoding': 'ablations/misaligned',
-    'no relative position encoding': 'ablations/no_relative_position',
-    'bi. self-attention + cross-attention': 'ablations/bidirectional_cross',
-    'uni. self-attention + cross-attention': 'ablations/causal_cross',
-    'cross-attention': 'ablations/cross',
-    '2 layer, 768 dimension': 'ablations/decoder_2_layers',
-    '6 layer, 768 dimension': 'ablations/decoder_6_layers',
-    '4 layer, 512 dimension': 'ablations/decoder_512_wide',
-    '4 layer, 1024 dimension': 'ablations/decoder_1024_wide',
-}
 
 
 def load(*names: str, overrides: tuple[str, ...] = ()) -> PretrainingConfig:
@@ -130,25 +113,6 @@ def test_overlay_changes_exactly_what_it_declares(recipe: str, overlay: Path) ->
         # The decoder has no relative positions at base; at demo and small scale it has, and the overlay drops them.
         assert changed == declared.keys() - {'model.decoder.relative_position_buckets'}
     build_collator(overlaid_config)
-
-
-def test_overlays_make_all_rows_of_table_2_and_nothing_twice() -> None:
-    made = {}
-    for row, overlay in TABLE_2.items():
-        plain = to_plain(load('base', *([overlay] if overlay else [])))
-        made[row] = str({section: plain[section] for section in ('masking', 'model')})
-    assert len(set(made.values())) == len(TABLE_2) == 14
-    used = {f'{overlay}.yaml' for overlay in TABLE_2.values() if overlay}
-    assert {f'ablations/{path.name}' for path in (YAMLS / 'ablations').glob('*')} == used - {'roberta.yaml'}
-
-
-def test_delta_ends_are_mae_lm_and_encoder_with_mask() -> None:
-    def science(*names: str) -> object:
-        plain = to_plain(load(*names))
-        return plain['masking'], plain['model']
-
-    assert science('base', 'delta/delta_0.00') == science('base')
-    assert science('base', 'delta/delta_1.00') == science('base', 'ablations/encoder_with_mask')
 
 
 def find_commands(text: str) -> list[list[str]]:

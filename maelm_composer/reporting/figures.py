@@ -63,7 +63,7 @@ def draw_figure1(rows: Sequence[Row]) -> Figure:
     _plot(left, _find(rows, 'rank_with_masks'), 'input with [MASK]', DARK)
     _plot(left, _find(rows, 'rank_real'), 'input without [MASK]', LIGHT)
     _plot(right, _find(rows, 'rank_masks'), '[MASK] positions', DARK)
-    _finish(left, 'RoBERTa, all rows', 'layer', '0.9-effective rank')
+    _finish(left, 'RoBERTa, all tokens', 'layer', '0.9-effective rank')
     _finish(right, 'RoBERTa, [MASK] vectors', 'layer', '0.9-effective rank')
     return figure
 

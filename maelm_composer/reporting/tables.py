@@ -105,8 +105,8 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
 def build_figure4(builder: RowBuilder) -> list[Row]:
     """Scores against δ as in the paper, and beside them the effective rank, by which the paper explains them.
 
-    The [MASK] vectors' energy outside the real tokens' space tells whether dimensions serve [MASK] alone. At δ = 1, MAE-LM
-    differs from RoBERTa by its decoder.
+    The [MASK] vectors' energy outside the real tokens' space tells whether dimensions serve [MASK] alone. At δ = 1,
+    MAE-LM differs from RoBERTa by its decoder.
     """
     numbers: dict[str, tuple[str, Callable[[Model], Cell]]] = {
         column.name: (PERCENT, partial(builder.evidence.score, column=column))

@@ -156,9 +156,14 @@ def push(hub, run, tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_a_second_push_replaces_the_files_of_main_alone(hub, push, tmp_path):
-    assert push('first')[0] == push('second')[0] == 0
-    assert hub.branches == {'main': read_files(tmp_path / 'second')}
+def test_a_second_push_replaces_the_files_of_main_alone(hub, push, run, tmp_path):
+    assert push('first')[0] == 0
+    Path(run, 'latest').unlink()
+    Path(run, 'latest').symlink_to(EARLIER)
+    assert push('second')[0] == 0
+    first, second = (read_files(tmp_path / name) for name in ('first', 'second'))
+    assert first != second
+    assert hub.branches == {'main': second}
 
 
 def test_a_refused_or_unreachable_server_leaves_the_export(hub, push, tmp_path, monkeypatch):

@@ -20,10 +20,10 @@ from maelm_composer.errors import InputError
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import to_plain
-from tests.data.conftest import own_cache, s3
+from tests.data.conftest import own_cache, s3, s3_server
 from tests.tiny import CHECKPOINT, MODEL, SIZES, N, V, write_tokenizer
 
-__all__ = ['own_cache', 's3']  # fixtures
+__all__ = ['own_cache', 's3', 's3_server']  # fixtures
 
 TOKENS = torch.arange(4, 12)[None], torch.arange(8)[None], torch.ones(1, 8, dtype=torch.long)
 HF_SETTINGS = {'vocab_size': V, 'max_position_embeddings': N + 2, 'pad_token_id': 1, **SIZES}
@@ -118,6 +118,19 @@ def test_an_old_run_reads_with_the_tokenizer_of_its_data(run, tmp_path):
         load_pretrained(str(run))
     write_tokenizer(tmp_path / 'shards' / 'tokenizer')
     assert len(load_pretrained(str(run)).tokenizer) == V
+
+
+def test_code_in_a_hugging_face_folder_never_runs(tmp_path):
+    config = RobertaConfig(vocab_size=V, **SIZES)
+    RobertaModel(config).save_pretrained(tmp_path / 'theirs')
+    write_tokenizer(tmp_path / 'theirs')
+    (tmp_path / 'theirs/evil.py').write_text(f'open({str(tmp_path / "ran")!r}, "w")\n')
+    path = tmp_path / 'theirs/config.json'
+    changed = json.loads(path.read_text()) | {'model_type': 'evil'}
+    path.write_text(json.dumps(changed | {'auto_map': {'AutoConfig': 'evil.Config', 'AutoModel': 'evil.Model'}}))
+    with pytest.raises(InputError, match='theirs: neither a checkpoint of ours nor a Hugging Face encoder'):
+        load_pretrained(str(tmp_path / 'theirs'))
+    assert not (tmp_path / 'ran').exists()
 
 
 def test_an_object_store(run, s3):

@@ -42,9 +42,8 @@ def recipe(tmp_path: Path) -> CorpusConfig:
 
 
 @pytest.fixture(scope='session')
-def s3() -> Iterator[str]:
-    """A real HTTP S3 endpoint on loopback with a bucket named ``corpus``, where ours look for it; gives its URL."""
-    import boto3
+def s3_server() -> Iterator[str]:
+    """A real HTTP S3 endpoint on loopback, where ours look for it; gives its URL."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
@@ -55,13 +54,21 @@ def s3() -> Iterator[str]:
         patch.setenv('AWS_ACCESS_KEY_ID', 'someone')
         patch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
         patch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
-        boto3.client('s3', endpoint_url=f'http://{host}:{port}').create_bucket(Bucket='corpus')
         yield f'http://{host}:{port}'
     server.stop()
 
 
+@pytest.fixture
+def s3(s3_server: str) -> str:
+    """The endpoint with a bucket named ``corpus``, which a test of another server in this process may have removed."""
+    import boto3
+
+    boto3.client('s3', endpoint_url=s3_server).create_bucket(Bucket='corpus')
+    return s3_server
+
+
 @pytest.fixture(scope='module')
-def ray_here(s3: str) -> Iterator[None]:
+def ray_here(s3_server: str) -> Iterator[None]:
     """One local Ray for a file of tests, as starting it takes seconds; its workers inherit where S3 is."""
     with connect_ray(num_cpus=2):
         yield

@@ -1,13 +1,15 @@
 """The commands as a user types them: what they print, and one line with exit code 2 for bad input."""
 
+import mmap
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from maelm_composer import cli
+from maelm_composer import cli, device
 from maelm_composer.config import CorpusConfig
+from maelm_composer.device import find_dead_segments
 from maelm_composer.recipe import to_yaml
 
 
@@ -97,6 +99,22 @@ def test_bad_input_as_a_process_is_exit_code_2():
         [sys.executable, '-m', 'maelm_composer.cli', 'shards', 'no.yaml'], capture_output=True, text=True
     )
     assert (result.returncode, result.stderr) == (2, 'error: no such recipe: no.yaml\n')
+
+
+def test_doctor_removes_what_no_process_holds(monkeypatch, capfd):
+    path = Path('/dev/shm/999999_locals')  # a number that no run reaches
+    live = Path('/dev/shm/999998_locals')
+    mine = (path, live)
+    monkeypatch.setattr(device, 'find_dead_segments', lambda: [p for p in find_dead_segments() if p in mine])
+    try:
+        for left in mine:
+            left.write_bytes(b'left')
+        with live.open('r+b') as file, mmap.mmap(file.fileno(), 0):
+            assert run(monkeypatch, capfd, 'doctor', '--clean')[0] == 0
+        assert (path.exists(), live.exists()) == (False, True)
+    finally:
+        for left in mine:
+            left.unlink(missing_ok=True)
 
 
 def test_doctor_tells_versions_and_devices(monkeypatch, capfd):

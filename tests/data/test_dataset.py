@@ -3,8 +3,10 @@
 import contextlib
 import gc
 import hashlib
+import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import tempfile
@@ -195,14 +197,14 @@ def test_shared_memory_is_closed_with_its_dataset_and_no_other_is_kept_open(shar
 def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
     """SIGKILL of the process group, so that nothing is left to clean up the shared memory."""
     whole = iterate(shards.remote, epochs=2)
-    others = set(Path('/dev/shm').glob('[0-9]*_*'))
     killed = Rank(shards.remote, GLOBAL_BATCH, workers=2, epochs=2, pause=3)
     *_, last = [killed.pipe.recv() for _ in range(3)]
     unpacked = list_unpacked()
     assert unpacked
     assert iterate(shards.remote, epochs=2) == whole  # two live runs can share one cache
     assert list_unpacked() == unpacked  # and none takes the other's shards away
-    held = set(Path('/dev/shm').glob('[0-9]*_*')) - others
+    maps = Path(f'/proc/{killed.process.pid}/maps').read_text()
+    held = {Path(name) for name in re.findall(r'/dev/shm/\d{6}_\w+', maps)}
     assert held
     assert not held & set(find_dead_segments())
     killed.kill()
@@ -293,7 +295,7 @@ def test_the_same_rows_packed_to_other_bytes_are_read_with_their_own_index(shard
     assert iterate(shards.remote) == whole
 
 
-def test_rows_are_read_from_s3_as_from_a_folder(shards):
+def test_rows_are_read_from_s3_as_from_a_folder(shards, s3):
     local = iterate(shards.remote)
     shards.remote = 's3://corpus/dataset'
     build_tokenizer(shards)
@@ -313,9 +315,27 @@ def test_too_many_open_files_are_one_line(shards):
 
 
 def test_the_remote_is_only_read(shards):
-    before = sorted(Path(shards.remote).rglob('*'))
+    def list_files() -> set[tuple]:
+        return {(path, path.stat().st_mtime_ns, path.stat().st_size) for path in Path(shards.remote).rglob('*')}
+
+    before = list_files()
     iterate(shards.remote)
-    assert sorted(Path(shards.remote).rglob('*')) == before
+    assert list_files() == before
+
+
+@pytest.mark.parametrize(
+    'change', [{'column_encodings': ['pkl']}, {'basename': '../rows.mds'}, {'basename': '/tmp/rows'}]
+)
+def test_shards_that_hold_pickles_or_lie_elsewhere_are_refused(shards, change):
+    path = Path(shards.remote, 'train/index.json')
+    index = json.loads(path.read_text())
+    for shard in index['shards']:
+        target = shard if 'column_encodings' in change else shard['raw_data']
+        target |= change
+    del index['checksum']
+    path.write_text(json.dumps(index))
+    with pytest.raises(InputError, match=r'train/index\.json: .* are no shards of `maelm shards`'):
+        open_rows(shards.remote)
 
 
 def test_a_given_cache_is_used_and_other_content_has_another(shards, tmp_path):

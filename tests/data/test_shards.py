@@ -175,7 +175,7 @@ def test_wide_vocabularies_get_wide_ids(recipe, tmp_path):
     assert shard['zip_data']['basename'] == '00007/shard.00000.mds.zstd'
 
 
-def test_shards_are_made_in_s3_as_in_a_folder(shards):
+def test_shards_are_made_in_s3_as_in_a_folder(shards, s3):
     local = read_files(shards.remote)
     shards.remote = 's3://corpus/some/prefix'
     build_tokenizer(shards)

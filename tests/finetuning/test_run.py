@@ -192,7 +192,7 @@ def test_half_epochs_keep_the_best_evaluation(configure):
     assert final.score == scores[-1]  # evaluating in between changes nothing
 
 
-def test_a_saved_model_gives_the_same_scores(configure):
+def test_a_model_is_saved_though_its_record_exists(configure):
     config = configure('rte')
     finetune(config)
     config = dataclasses.replace(config, saves_model=True)

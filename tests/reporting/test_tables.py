@@ -263,15 +263,6 @@ def test_what_is_missing_is_empty_and_says_why(archive):
     assert all(row.value is not None or row.note for row in rows.values())
 
 
-def test_records_that_contradict_each_other_are_refused(archive):
-    made = archive('medium')
-    made.add_run('medium')
-    made.add_score('medium', 'rte', 1, 0.6)
-    made.add_score('medium', 'rte', 2, 0.6, protocol={'source': 'files', 'max_train_examples': 64})
-    with pytest.raises(InputError, match=r'rte: records .* differ in protocol'):
-        build(made)
-
-
 def test_demo_rows_do_not_mix_with_measured_ones(archive):
     made = archive('medium')
     made.add_run('medium')

@@ -166,7 +166,8 @@ def test_the_hub_gives_the_same_rows(load, monkeypatch):
     assert data == load('rte', train=RTE, dev=RTE)
 
 
-def test_no_network_is_one_line(monkeypatch):
+def test_no_network_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path)  # where GLUE may lie
     monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     with pytest.raises(InputError, match=r'^dataset nyu-mll/glue cannot be fetched.*data\.source=files') as error:

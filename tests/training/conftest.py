@@ -123,13 +123,16 @@ def wait_for():
 
 @pytest.fixture
 def signal_after(wait_for):
-    """``signal_after(folder, rows)``: send this process a SIGTERM once the log has so many rows."""
+    """``signal_after(folder, rows)``: send this process a signal once the log has so many rows."""
 
-    def watch(folder: str, rows: int) -> None:
+    def watch(folder: str, rows: int, number: int) -> None:
         wait_for(lambda: count_rows(folder) >= rows)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
-    return lambda folder, rows: threading.Thread(target=watch, args=(folder, rows), daemon=True).start()
+    def begin(folder: str, rows: int, number: int = signal.SIGTERM) -> None:
+        threading.Thread(target=watch, args=(folder, rows, number), daemon=True).start()
+
+    return begin
 
 
 def forget_hashes(checkpoint: Path) -> None:

@@ -47,6 +47,16 @@ def bucket(server, shards):
     return client
 
 
+def test_a_checkpoint_that_leads_out_of_the_run_folder_is_refused(bucket, recipe):
+    remote = ('save_folder=s3://runs/checkpoints', 'training.max_samples=64', 'training.eval_interval_samples=64')
+    pretrain(recipe(*remote))
+    for name in ('samples-1/../../outside', '../outside'):
+        bucket.put_object(Bucket='runs', Key='checkpoints/latest', Body=name.encode())
+        bucket.put_object(Bucket='runs', Key=f'checkpoints/{name}/progress.json', Body=b'{}')
+        with pytest.raises(InputError, match='leads out of the run folder: look at s3://runs/checkpoints/latest'):
+            pretrain(recipe(*remote))
+
+
 def test_a_run_from_and_to_a_bucket_survives_the_loss_of_its_machine(bucket, recipe, signal_after, assert_same_run):
     remote = ('data.remote=s3://runs/shards', 'save_folder=s3://runs/checkpoints', 'training.checkpoints_to_keep=2')
     pretrain(recipe('save_folder=whole'))

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from maelm_composer.recipe import load_config, to_yaml
 from maelm_composer.records import UnfinishedPretraining, format_record, load_record, parse_pretraining
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import read_metrics
+from maelm_composer.training.ending import STOP_SIGNALS
 from maelm_composer.training.run import pretrain
 from tests.training.conftest import count_rows, forget_hashes
 
@@ -89,21 +91,22 @@ def test_of_a_run_that_has_ended_nothing_is_kept(recipe):
     assert count_kept() <= before
 
 
-def test_sigterm_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after, capsys):
+def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after, capsys):
     def read_out():
         return [' '.join(capsys.readouterr().out.split())]
 
     whole, stopped = recipe('run_name=whole'), recipe('run_name=stopped')
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
     pretrain(whole)
-    for rows in (5, 13):  # in the first and in the second pass over the rows
-        signal_after(stopped.save_folder, rows)
+    # In the first and in the second pass over the rows.
+    for rows, number in ((5, signal.SIGINT), (13, signal.SIGTERM)):
+        signal_after(stopped.save_folder, rows, number)
         with pytest.raises(SystemExit) as stop:
             pretrain(stopped)
-        assert stop.value.code == 128 + signal.SIGTERM
+        assert stop.value.code == 128 + number
     compare_runs(['runs/stopped'])
     assert re.search(r'runs/stopped +stopped .*SIGTERM: saved at 2\d\d samples; the same command resumes', *read_out())
-    assert signal.getsignal(signal.SIGTERM) is handler
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
     progress = Path(stopped.save_folder, 'latest/progress.json')
     before = parse_json(progress.read_text(), 'progress.json')
     assert before['device_seconds'] == before['training_seconds'] > 0
@@ -282,14 +285,18 @@ def test_the_log_is_resumed_from_the_checkpoint(recipe, signal_after, assert_sam
         ('model.max_seq_len=64', r'model.max_seq_len is 64, .* with 32'),
         ('training.global_train_batch_size=201', r'200 training rows, fewer than .* 201'),
         ('data.remote=nowhere', r'no shards at nowhere'),
-        ('training.loggers=[wandb]', r'pip install -c constraints.txt -e .\.\[wandb\]'),
-        ('training.checkpoints_to_keep=0', r'checkpoints_to_keep 0'),
         ('save_folder=gs://bucket/runs', r'only a local folder or s3'),
     ],
 )
 def test_what_does_not_fit_is_one_line(recipe, override, message):
     with pytest.raises(InputError, match=message):
         pretrain(recipe(override))
+
+
+def test_a_logger_that_is_not_installed_is_one_line(recipe, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'wandb', None)
+    with pytest.raises(InputError, match=r'pip install -c constraints.txt -e .\.\[wandb\]'):
+        pretrain(recipe('training.loggers=[wandb]'))
 
 
 def test_a_folder_of_another_recipe_or_another_shape_is_refused(recipe):
