@@ -100,9 +100,9 @@ class RankOneResidual:
     """Mean over sequences of ‖R‖_{1,∞} / ‖H_R‖_{1,∞} with R = H_R - 1hᵀ (App. A of the paper).
 
     ‖·‖_{1,∞} is the geometric mean of ‖·‖_1, the largest column sum of absolute values, and ‖·‖_∞, the largest row sum.
-    The residual is 0 if all real tokens of a sequence have the same representation. Theorem 2.2 bounds it for one
-    attention pass, hence per sequence, and for attention alone; the residual of the whole layer is measured, with skip
-    connections and the feed-forward network.
+    The residual is 0 if all real tokens of a sequence have the same representation. The proof of Theorem 2.2 bounds it
+    for one attention pass, hence per sequence, and for attention alone; the residual of the whole layer is measured,
+    with skip connections and the feed-forward network.
 
     PAPER-SILENT: the norm that h minimises (here Frobenius, so h is the mean token), and the division by ‖H_R‖_{1,∞},
     which makes layers of different scale comparable.

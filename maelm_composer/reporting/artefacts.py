@@ -25,7 +25,7 @@ class Role(Enum):
     """The purpose of a fine-tuning task; :func:`columns_of` gives the tasks of a role at a scale."""
 
     glue = 'the eight tasks of AVG'
-    mnli = 'the one task of Table 3, Figure 3 and Figure 5'
+    mnli = 'the GLUE task of Table 3, and the one task of Figures 3 and 5'
     quick = 'three tasks that a small encoder learns in seconds'
     squad = 'span prediction'
 
@@ -68,7 +68,7 @@ class Artefact:
 
     name: str  # results/<scale>/<name>.csv
     title: str
-    claim: str  # the paper's claim, in our words; empty: the paper makes none
+    claim: str  # the paper's claim, in our words; empty: none is judged
     demands: tuple[Demand, ...]
 
     @property
@@ -169,7 +169,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
         'table2',
         'Table 2: ablations, GLUE average',
-        'No variant is better than MAE-LM',
+        'Every variant scores lower than MAE-LM, those of position encodings not notably',
         tuple(Demand(model, (Role.glue,)) for model in ABLATIONS),
     ),
     Artefact(
@@ -193,7 +193,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
         'figure4',
         'Figure 4: fine-tuning and effective rank against δ, the share of the [MASK]s that the encoder sees',
-        'The more [MASK]s the encoder sees, the worse',
+        'The more [MASK]s the encoder sees, the lower the scores; that the rank falls, too, is our expectation',
         (*(Demand(model, (Role.glue, Role.squad), rank=True) for _, model in DELTAS), Demand(ROBERTA, rank=True)),
     ),
     Artefact(
@@ -205,7 +205,8 @@ ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
         'subspace',
         "Where the [MASK] vectors lie: outside the real tokens' space, and how far from rank one",
-        'Part of the [MASK] vectors lies outside the space of the real tokens (Theorem 2.2)',
+        'In the last layer, too, part of the [MASK] vectors lies outside the space of the real tokens '
+        '(Theorem 2.2: in some layer)',
         tuple(Demand(model, rank=True) for model in _BOTH),
     ),
     Artefact('training', 'Pretraining loss', '', tuple(Demand(model) for model in _BOTH)),
@@ -268,7 +269,7 @@ _LABELS = {
     'rank_with_masks': 'rank, input with [MASK]',
     'rank_masks': 'rank of the [MASK] vectors',
     'mask_outside_share': "[MASK] energy outside the real tokens' leading directions",
-    'real_outside_share': "the real tokens' own energy outside it",
+    'real_outside_share': "real tokens' energy outside their own leading directions",
     'rank_one_residual': 'distance from rank one',
     **{
         f'principal_angle_{index}': f'principal angle, {name}'
@@ -282,9 +283,7 @@ _LABELS = {
     'mnli': 'after MNLI',
     'squad2': 'after SQuAD 2.0',
     'demo_span': 'demo span',
-    'rank after demo_pair': 'rank after demo pair',
     'rank during demo_pair': 'rank during demo pair',
-    'rank after mnli': 'rank after MNLI',
     'rank during mnli': 'rank during MNLI',
     'hours': 'pretraining time',
     'flops': 'FLOPs of pretraining',

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import MASK_IN_ENCODER, PAPER_SETTINGS, ROBERTA, find_artefact, label_of
+from maelm_composer.reporting.figure3 import LEAD
 from maelm_composer.reporting.ladder import AT_EQUAL_FLOPS
 from maelm_composer.reporting.page import format_x, name_claim
 from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, RANK, WORDS, Row
@@ -51,8 +52,7 @@ AXES = {
     'points a decade': 'points for ten times the compute',
     'percent a decade': "% of RoBERTa's for ten times the compute",
 }
-TIME = 'time_to_target'  # has an axis of its own: other shares are not of time
-AXES[TIME] = "share of RoBERTa's time"
+AXES[LEAD] = "share of RoBERTa's time"  # of its own: other shares are not of time
 MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#a12622', 'X'), ('#12355b', 's'), ('#777777', 'o')), strict=True))
 # Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
 LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.8, 12.2
@@ -168,7 +168,11 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
             points = [(costs[model, x], row) for x, row in _find(rows, column, model) if (model, x) in costs]
             _plot(panel, points, model, style)
         _finish(panel, label_of(column), "FLOPs of the model's own pretraining", label, whole=False)
-    gaps = {'eval_loss': 'nats', 'real_rank_excess': "% of RoBERTa's", 'quick_avg': 'points'}
+    gaps = {
+        'eval_loss': 'validation loss [nats]',
+        'real_rank_excess': "effective rank [% of RoBERTa's]",
+        'quick_avg': 'score [points]',
+    }
     for panel, (column, label) in zip(panels[1], gaps.items(), strict=True):
         points = _find(rows, column, GAP)
         _plot(panel, points, 'equal rows', DARK)
@@ -200,7 +204,7 @@ def draw_claims(tables: Mapping[str, Sequence[Row]]) -> Figure:
     for rows in tables.values():
         for row in rows:
             if row.is_claim:
-                panels.setdefault(row.column if row.column == TIME else row.unit, []).append(row)
+                panels.setdefault(row.column if row.column == LEAD else row.unit, []).append(row)
     height = sum(LINE * len(found) + SPACE for found in panels.values())
     figure, top = Figure(figsize=(WIDTH, height)), height
     left = LABELS / WIDTH

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -148,7 +149,12 @@ def _measure_departure(evidence: Evidence, model: Model) -> Cell:
             return math.inf
         return int(curve[first + WINDOW - 1]['samples']) * run.tokens / run.samples
 
-    return evidence.measure_runs(model, METRICS, find)
+    cell = evidence.measure_runs(model, METRICS, find)
+    never = sum(math.isinf(values[0]) for term in cell.terms for values in term.values.values())
+    if never:
+        text = f'never in {never} of {len(cell.runs)} seeds'
+        cell = replace(cell, note='; '.join(filter(None, (text, cell.note))))
+    return cell
 
 
 NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's number is read

@@ -198,10 +198,10 @@ def format_interval(row: Row) -> str:
     if row.low is None or row.high is None:
         return ''
     bounds, margin = (row.low, row.high), row.margin
-    digits = DIGITS.get(row.unit)
+    digits = DIGITS.get(row.unit.removesuffix(' a decade'))
 
     def misleads(bound: float) -> bool:
-        is_at_margin = margin is not None and abs(bound) > margin == round(abs(bound), digits)
+        is_at_margin = margin is not None and abs(bound) != margin == round(abs(bound), digits)
         return is_at_margin or (bound != 0 and round(bound, digits) == 0)
 
     while digits is not None and digits < MOST_DIGITS and any(map(misleads, bounds)):

@@ -79,7 +79,7 @@ class Row:
 
     @property
     def is_claim(self) -> bool:
-        """Whether the row has a verdict about a claim of the paper: a difference, a slope or a share."""
+        """Whether the row has a verdict about a claim of the paper or of ours: a difference, a slope or a share."""
         return self.value is not None and self.verdict.startswith(WORDS)
 
     @property
@@ -139,7 +139,7 @@ class RowBuilder:
         """A measured number; its difference to the paper's is given only at the paper's own scales."""
         found, verdict = cell.estimate, ''
         if found is not None:
-            verdict = judge_value(self.scale, found, paper)
+            verdict = judge_value(self.scale, found, paper, 2 if unit == 'share' else 1)
             found = replace(found, p=None, detectable=None)  # whether a score is 0 is not a question
         return self.make(Row(self.scale, self.artefact, row, column, unit, paper=paper), cell, found, verdict)
 
@@ -202,15 +202,19 @@ class RowBuilder:
         )
 
 
-def judge_value(scale: str, found: Estimate, paper: float | None) -> str:
-    """Where the paper's number lies relative to ``found``; below base, that the two are not comparable."""
+def judge_value(scale: str, found: Estimate, paper: float | None, digits: int) -> str:
+    """Where the paper's number lies relative to ``found``; below base, that the two are not comparable.
+
+    Args:
+        digits: of the paper's number, after the point.
+    """
     if scale not in PAPER_SETTINGS:
         return NOT_COMPARABLE
     if paper is None:
         return ''
     if found.low is None or found.high is None:
-        return f"one value, no interval: {found.value - paper:+.3g} from the paper's"
-    if round(found.low, 1) <= paper <= round(found.high, 1):  # the paper prints one digit after the point, or none
+        return f"no interval: {found.value - paper:+.3g} from the paper's"
+    if round(found.low, digits) <= paper <= round(found.high, digits):
         return "the interval holds the paper's number"
     return f"{'above' if found.value > paper else 'below'} the paper's number, which lies outside the interval"
 
@@ -258,7 +262,12 @@ def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[Finetuning
         'git_revision': _join(record.provenance.git_revision for record in both),
         'data_hash': _join(record.data_hash for record in both),
         'tokenizer_hash': _join(run.tokenizer_hash for run in trained),
-        'seeds': _join([*(f'pretraining {run.seed}' for run in trained), *(record.seed for record in found)]),
+        'seeds': _join(
+            [
+                *(f'pretraining {run.seed}' for run in trained),
+                *(f'{"masks" if isinstance(record, RankRecord) else "fine-tuning"} {record.seed}' for record in found),
+            ]
+        ),
         'versions': _join(map(_versions, both)),
         'hardware': _join(f'{r.device}, {r.provenance.cpu} × {r.provenance.cpu_count} cores' for r in both),
         'training_seconds': sum(record.training_seconds for record in timed),

@@ -95,7 +95,7 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
     *_, top = cells[MASKS].values()
     # No verdict: a gap that grows may still be none, and the rank of the [MASK] vectors must grow, as it begins at 1.
     for label, cell in (
-        ('growth of that gap per layer', slope(gaps) if len(gaps) > 1 else last),
+        ('growth per layer of: rank with − without [MASK]', slope(gaps) if len(gaps) > 1 else last),
         ('rank of the [MASK] vectors, last layer − embeddings', subtract(top, cells[MASKS][0])),
     ):
         rows.append(builder.value('RoBERTa', label, RANK, cell))

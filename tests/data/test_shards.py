@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from streaming import StreamingDataset
 
-from maelm_composer.config import CorpusConfig
+from maelm_composer.config import CorpusConfig, DataConfig
 from maelm_composer.data import storage
+from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_id_counts, load_manifest
 from maelm_composer.data.shards import build_shards, convert_documents, is_validation
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer
@@ -221,3 +222,18 @@ def test_the_recipe_and_its_note_stand_in_the_manifest(recipe: CorpusConfig, ray
     stated = json.loads(Path(recipe.remote, 'manifest.json').read_text())
     assert stated['sources'][0]['note'] == 'stands in for a library'
     assert stated['recipe_hash'] == load_manifest(recipe.remote).recipe_hash
+
+
+@pytest.mark.parametrize(
+    'change', [{'column_encodings': ['pkl']}, {'basename': '../rows.mds'}, {'basename': '/tmp/rows'}]
+)
+def test_shards_that_hold_pickles_or_lie_elsewhere_are_refused(shards, change):
+    path = Path(shards.remote, 'train/index.json')
+    index = json.loads(path.read_text())
+    for shard in index['shards']:
+        target = shard if 'column_encodings' in change else shard['raw_data']
+        target |= change
+    del index['checksum']
+    path.write_text(json.dumps(index))
+    with pytest.raises(InputError, match=r'train/index\.json: .* are no shards of `maelm shards`'):
+        PretrainingRows(DataConfig(remote=shards.remote), load_manifest(shards.remote), 'train', batch_size=4, seed=0)

@@ -206,8 +206,8 @@ def test_table3(rows):
 def test_figures_of_rank(rows):
     assert [rows['figure1', 'RoBERTa', 'rank_masks', layer].value for layer in range(3)] == [5, 15, 25]
     assert rows['figure1', 'RoBERTa', 'rank with − without [MASK], last layer', None].value == 58 - 46
-    assert rows['figure1', 'RoBERTa', 'growth of that gap per layer', None].value == pytest.approx(1)
-    assert not rows['figure1', 'RoBERTa', 'growth of that gap per layer', None].is_claim
+    assert rows['figure1', 'RoBERTa', 'growth per layer of: rank with − without [MASK]', None].value == pytest.approx(1)
+    assert not rows['figure1', 'RoBERTa', 'growth per layer of: rank with − without [MASK]', None].is_claim
     assert rows['figure5', 'MAE-LM', 'rank during mnli', 2.0].value == 50 - 4 + 3
     assert ('figure5', 'MAE-LM', 'rank_with_masks', 0) not in rows  # its encoder has never seen a [MASK]
     excess = rows['subspace', 'RoBERTa', 'mask_outside_excess, last layer', None]

@@ -20,7 +20,7 @@ ROWS = {
         Row('demo', 'figure1', 'RoBERTa', 'rank_real', 'rank', value=30.0, x=1, x_unit='layer'),
         Row('demo', 'figure1', 'RoBERTa − MAE-LM', 'rank_real', 'rank', value=2.0, x=3e13, x_unit='FLOPs',
             verdict='fails: 3'),
-        Row('demo', 'figure1', 'growth of that gap per layer', 'RoBERTa', 'rank', value=2.0, verdict='undecided: one'),
+        Row('demo', 'figure1', 'growth of the rank', 'RoBERTa', 'rank', value=2.0, verdict='undecided: one'),
     ],
 }  # fmt: skip
 

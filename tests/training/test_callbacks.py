@@ -1,9 +1,14 @@
-"""The log of a run, as a resumed run takes it over from its checkpoint."""
+"""The log of a run, as a resumed run takes it over from its checkpoint, and loggers that are not there."""
 
+import sys
 import tracemalloc
 from pathlib import Path
 
+import pytest
+
+from maelm_composer.errors import InputError
 from maelm_composer.training.callbacks import COLUMNS, GradientClipping, MetricsLog, TrainingClock
+from maelm_composer.training.run import pretrain
 
 ROWS = 20_000
 
@@ -37,3 +42,9 @@ def test_a_new_log_has_no_rows(tmp_path):
     log.begin(None, samples=0)
     assert (tmp_path / 'metrics.csv').read_text() == ','.join(COLUMNS) + '\n'
     assert log.last_eval == {}
+
+
+def test_a_logger_that_is_not_installed_is_one_line(recipe, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'wandb', None)
+    with pytest.raises(InputError, match=r'pip install -c constraints.txt -e .\.\[wandb\]'):
+        pretrain(recipe('training.loggers=[wandb]'))

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -291,12 +290,6 @@ def test_the_log_is_resumed_from_the_checkpoint(recipe, signal_after, assert_sam
 def test_what_does_not_fit_is_one_line(recipe, override, message):
     with pytest.raises(InputError, match=message):
         pretrain(recipe(override))
-
-
-def test_a_logger_that_is_not_installed_is_one_line(recipe, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'wandb', None)
-    with pytest.raises(InputError, match=r'pip install -c constraints.txt -e .\.\[wandb\]'):
-        pretrain(recipe('training.loggers=[wandb]'))
 
 
 def test_a_folder_of_another_recipe_or_another_shape_is_refused(recipe):
