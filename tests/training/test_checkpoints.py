@@ -20,6 +20,7 @@ from maelm_composer.training.run_folder import RunFolder
 from tests.training.conftest import forget_hashes
 
 SHORT = ('training.max_samples=32', 'optimizer.warmup_samples=16')
+LONGER = ('training.max_samples=64', 'training.extends=[32]')  # the finished run reads its state again
 
 
 class PropertiesOfTorch27:
@@ -132,9 +133,8 @@ def test_a_hostile_checkpoint_is_refused_and_runs_nothing(recipe, monkeypatch):
     monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
     pretrain(recipe(*SHORT))
     plant(Path('runs/recipe/latest/state.pt'))
-    Path('runs/recipe/record.json').unlink()
     with pytest.raises(InputError, match=REFUSED):
-        pretrain(recipe(*SHORT, 'training.max_samples=64'))
+        pretrain(recipe(*SHORT, *LONGER))
     assert not Path('ran').exists()
 
 
@@ -143,14 +143,12 @@ def test_a_hostile_sharded_checkpoint_is_refused_and_runs_nothing(recipe, start,
     monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
     arguments = ('recipe.yaml', 'training.sharding=full_shard', *SHORT)
     out, _ = start(*arguments).communicate(timeout=240)
-    record = Path('runs/recipe/record.json')
-    assert json.loads(record.read_text())['status'] == 'finished', out
-    record.unlink()
+    assert json.loads(Path('runs/recipe/record.json').read_text())['status'] == 'finished', out
     shutil.copytree('runs', 'other/runs', symlinks=True)
     processes = []
     for folder, harm in (('.', plant), ('other', plant_in_shard)):
         harm(Path(folder, 'runs/recipe/latest/state'))
-        processes.append(start(*arguments, f'save_folder={folder}/runs/recipe', 'training.max_samples=64'))
+        processes.append(start(*arguments, f'save_folder={folder}/runs/recipe', *LONGER))
     for process in processes:
         out, _ = process.communicate(timeout=240)
         assert process.returncode == 2, out
