@@ -105,7 +105,7 @@ def _describe_training(record: FinetuningRecord | None) -> dict[str, Any]:
         return {}
     point, protocol = record.point, record.protocol
     source = protocol.get('declaration', {}).get('dataset', protocol.get('source'))
-    source = source if source is None or _is_on_hub(source) else Path(source).name
+    source = source if source is None or _is_on_hub(source) else Path(source).name  # a local folder is private
     limit = protocol.get('max_dev_examples')
     return {
         'learning rate': f'{point.learning_rate:g}',

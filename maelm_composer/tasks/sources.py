@@ -23,9 +23,7 @@ from maelm_composer.tasks.demo import make_demo_tables
 TEXT = 'text', pyarrow.types.is_string, pyarrow.types.is_large_string
 NUMBERS = 'numbers', pyarrow.types.is_integer, pyarrow.types.is_floating
 CLASSES = 'text or numbers', *TEXT[1:], *NUMBERS[1:], pyarrow.types.is_boolean
-
-
-ID_COLUMNS = {CLASSIFICATION: 'idx', REGRESSION: 'idx', SPAN: 'id'}  # as in GLUE and SQuAD
+ID_COLUMNS = {CLASSIFICATION: 'idx', REGRESSION: 'idx', SPAN: 'id'}  # identify rows, as in GLUE and SQuAD
 
 
 @dataclass(frozen=True)
