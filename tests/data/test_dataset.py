@@ -53,6 +53,12 @@ def list_unpacked() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in Path(os.environ['MAELM_CACHE']).rglob('*.mds')}
 
 
+def list_entries(folder: str = '/dev/shm') -> set[tuple[str, int]]:
+    """The name and inode of each file: another process may take a name that has become free."""
+    with os.scandir(folder) as entries:
+        return {(entry.name, entry.inode()) for entry in entries}
+
+
 class Rank:
     """A process that reads batches and sends them as [epoch, rows, state]; after ``pause`` batches it waits."""
 
@@ -167,12 +173,10 @@ def test_jobs_that_start_at_the_same_moment_do_not_take_the_same_name(shards):
 
 
 def test_shared_memory_is_closed_with_its_dataset_and_no_other_is_kept_open(shards):
-    def list_open() -> set[Path]:
+    def list_open() -> set[tuple[str, int]]:
         links = (Path('/proc/self/fd', name) for name in os.listdir('/proc/self/fd'))
-        return {link.readlink() for link in links if link.is_symlink() and '/dev/shm' in str(link.readlink())}
-
-    def list_locks() -> set[Path]:
-        return set(Path(tempfile.gettempdir()).glob(f'{prefix}_*_filelock'))
+        links = (link for link in links if link.is_symlink() and '/dev/shm' in str(link.readlink()))
+        return {(link.readlink().name, link.stat().st_ino) for link in links}
 
     other = Rank(shards.remote, GLOBAL_BATCH, workers=0, pause=1)
     other.pipe.recv()  # it lives, and its names lie in our way
@@ -182,14 +186,15 @@ def test_shared_memory_is_closed_with_its_dataset_and_no_other_is_kept_open(shar
     assert len([*rows]) == len(rows)
     held = list_open() - before
     prefix = f'{rows._shm_prefix_int:06}'
-    assert {path.name[:6] for path in held} == {prefix}
-    assert all(path.exists() for path in held)
-    assert list_locks()
+    assert {name[:6] for name, _ in held} == {prefix}
+    assert held <= list_entries()
+    locks = {lock for lock in list_entries(tempfile.gettempdir()) if re.fullmatch(rf'{prefix}_\w+_filelock', lock[0])}
+    assert locks
     del rows
     gc.collect()
     assert list_open() <= before
-    assert not any(path.exists() for path in held)
-    assert not list_locks()
+    assert not held & list_entries()
+    assert not locks & list_entries(tempfile.gettempdir())
     other.kill()
 
 
@@ -203,18 +208,19 @@ def test_a_run_killed_in_mid_epoch_goes_on_at_the_next_batch(shards):
     assert iterate(shards.remote, epochs=2) == whole  # two live runs can share one cache
     assert list_unpacked() == unpacked  # and none takes the other's shards away
     maps = Path(f'/proc/{killed.process.pid}/maps').read_text()
-    held = {Path(name) for name in re.findall(r'/dev/shm/\d{6}_\w+', maps)}
+    held = {(name, int(inode)) for inode, name in re.findall(r'(\d+) +/dev/shm/(\d{6}_\w+)', maps)}
     assert held
-    assert not held & set(find_dead_segments())
+    assert not {name for name, _ in held} & {path.name for path in find_dead_segments()}
     killed.kill()
-    dead = held & set(find_dead_segments())
-    assert dead
+    left = held & list_entries()
+    dead = {name for name, _ in left} & {path.name for path in find_dead_segments()}
+    assert dead or left < held, 'dead, unless another job has taken the number'
     # Twice, the second time with the first's shared memory in the way too.
     for _ in range(2):
         rest = iterate(shards.remote, epochs=2, workers=2, state=last[2])
         assert rest[: len(whole) - 3] == whole[3:]
-    for path in dead & set(find_dead_segments()):  # another job may have taken the dead one's numbers
-        path.unlink()
+    for name, _ in left & list_entries():
+        Path('/dev/shm', name).unlink(missing_ok=True)
     assert iterate(shards.remote, epochs=2) == whole
 
 
