@@ -30,8 +30,11 @@ def name_device() -> str:
 
 
 @contextlib.contextmanager
-def explain_memory(microbatch_size: int, key: str = 'training.device_train_microbatch_size') -> Iterator[None]:
-    """Turn exhausted memory, shared memory or open files into an InputError that says what to change, as ``key``."""
+def explain_shortage(microbatch_size: int, key: str = 'training.device_train_microbatch_size') -> Iterator[None]:
+    """Turn what the machine lacks into an InputError that says what to change, as ``key``.
+
+    That is memory, shared memory, open files, or a compiler for ``training.compile``.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -39,6 +42,8 @@ def explain_memory(microbatch_size: int, key: str = 'training.device_train_micro
             f'{microbatch_size} rows in one forward pass do not fit into the memory of {name_device()}: lower {key}'
         ) from error
     except (EOFError, OSError, RuntimeError) as error:
+        if re.search(r'No working C\+\+ compiler|Failed to find C compiler', str(error)):  # torch's words, and Triton's
+            raise InputError('the machine has no C++ compiler: install g++, or give training.compile=false') from None
         if 'Too many open files' in str(error):  # from a loader worker, which sends batches as shared memory
             raise InputError('too many open files: raise the limit (ulimit -n) or lower data.num_workers') from None
         if re.search(r'DataLoader worker .*killed by signal: Bus error', str(error)):

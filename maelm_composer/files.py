@@ -143,7 +143,7 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
         InputError: another process, called ``owner`` in the message, holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK, timeout=SECONDS_TO_WAIT)
+    lock = FileLock(folder / LOCK, timeout=SECONDS_TO_WAIT, fallback_to_soft=False)  # a soft lock outlives a kill
     try:
         lock.acquire()
     except Timeout:
@@ -161,7 +161,7 @@ def is_locked(folder: Path) -> bool:
     if not (folder / LOCK).exists():
         return False
     try:
-        with FileLock(folder / LOCK, blocking=False):
+        with FileLock(folder / LOCK, blocking=False, fallback_to_soft=False):
             return False
     except OSError:  # Timeout is one, too
         return True

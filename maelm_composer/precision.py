@@ -90,10 +90,8 @@ def measure_speeds() -> Speeds:
             block = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size)).to(device)
             inputs = torch.randn(rows, size, device=device, requires_grad=True)
             fp32 = measure(is_bf16=False)
-            try:
-                bf16 = measure(is_bf16=True)
-            except RuntimeError:  # the GPU has no bf16
-                bf16 = 0.0
+            has_bf16 = is_cpu or torch.cuda.is_bf16_supported(including_emulation=False)
+            bf16 = measure(is_bf16=True) if has_bf16 else 0.0
     finally:
         torch.set_num_threads(threads)
     return Speeds(fp32, bf16, name_device())

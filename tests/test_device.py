@@ -10,7 +10,7 @@ from multiprocessing.connection import Client
 
 import pytest
 
-from maelm_composer.device import explain_memory, raise_file_limit
+from maelm_composer.device import explain_shortage, raise_file_limit
 from maelm_composer.errors import InputError
 
 KILLED = 'a loader worker was killed, most likely because memory ran out: lower'
@@ -55,10 +55,11 @@ def test_the_limit_of_open_files_is_raised_to_what_the_system_allows():
         (RuntimeError('unable to open shared memory object </torch_1_2_0>: Too many open files (24)'), 'ulimit -n'),
         (RuntimeError('DataLoader worker (pid 1) is killed by signal: Bus error.'), 'since /dev/shm is full: enlarge'),
         (RuntimeError('DataLoader worker (pid 1) is killed by signal: Killed.'), KILLED),
+        (RuntimeError('InvalidCxxCompiler: No working C++ compiler found in torch'), 'or give training.compile=false'),
     ],
 )
-def test_what_a_loader_worker_died_of_is_told(error, message):
-    with pytest.raises(InputError, match=message), explain_memory(8):
+def test_what_the_machine_lacks_is_told(error, message):
+    with pytest.raises(InputError, match=message), explain_shortage(8):
         raise error
 
 
@@ -67,7 +68,7 @@ def test_a_loader_worker_that_is_killed_while_it_sends_is_told(sent):
     ours, others = multiprocessing.Pipe()
     os.write(others.fileno(), sent)
     others.close()
-    with pytest.raises(InputError, match=KILLED), explain_memory(8):
+    with pytest.raises(InputError, match=KILLED), explain_shortage(8):
         ours.recv()
 
 
@@ -75,7 +76,7 @@ def test_a_loader_worker_that_cannot_be_reached_is_told(tmp_path):
     address = str(tmp_path / 'worker')
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)  # the file stays, as that of a killed process does
-    with pytest.raises(InputError, match=KILLED), explain_memory(8):
+    with pytest.raises(InputError, match=KILLED), explain_shortage(8):
         Client(address)
 
 
@@ -83,5 +84,5 @@ def test_a_loader_worker_that_cannot_be_reached_is_told(tmp_path):
     'error', [RuntimeError('shapes do not fit'), EOFError('a file ended'), ConnectionError('away')]
 )
 def test_other_errors_stay_what_they_are(error):
-    with pytest.raises(type(error), match=str(error)), explain_memory(8):
+    with pytest.raises(type(error), match=str(error)), explain_shortage(8):
         raise error

@@ -51,7 +51,7 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
         InputError: the checkpoint cannot be read or is not one of ours, or ``folder`` is not empty.
     """
     assert_local(folder, 'the exported folder')
-    target = Path(os.path.abspath(folder))
+    target = Path(os.path.realpath(folder))  # a link to an empty folder cannot be replaced
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f'{folder} exists and is not empty: name another folder')
     found = find_encoder(checkpoint)

@@ -13,7 +13,7 @@ from streaming.base.hashing import get_hash
 
 from maelm_composer.config import DataConfig
 from maelm_composer.data import storage
-from maelm_composer.data.manifest import Manifest
+from maelm_composer.data.manifest import REMAKE, Manifest
 from maelm_composer.data.shards import HASH
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, parse_json
@@ -35,7 +35,7 @@ class VerifiedStream(Stream):
         self.whole: set[str] = set()  # unpacked shards whose hashes this process has compared
         content, cached = storage.read_file(storage.join(source, 'index.json')), os.path.join(local, 'index.json')
         if content is None:
-            raise InputError(f'{source}/index.json is missing: run `maelm shards` again')
+            raise InputError(f'{source}/index.json is missing: {REMAKE}')
         _assert_harmless(content, f'{source}/index.json')
         if storage.read_file(cached) != content:  # the same rows may have been packed again, to other bytes
             storage.write_file(cached, content)
@@ -66,17 +66,15 @@ class VerifiedStream(Stream):
         for _ in range(2):  # an answer may have been damaged on its way
             content = storage.read_through_outage(source, self.max_outage_minutes, Path(self.local, '.outage'))
             if content is None:
-                raise InputError(f'shard {source} is missing: run `maelm shards` again')
+                raise InputError(f'shard {source} is missing: {REMAKE}')
             if get_hash(HASH, content) == expected:
                 return content
-        raise InputError(
-            f'shard {source} is damaged: its {HASH} is not the one in index.json; run `maelm shards` again'
-        )
+        raise InputError(f'shard {source} is damaged: its {HASH} is not the one in index.json; {REMAKE}')
 
 
 def _assert_harmless(index: bytes, where: str) -> None:
     """Raise InputError unless all shards hold arrays, since Streaming would unpickle others, and lie in its folder."""
-    for shard in parse_json(index, where, ['shards'], 'run `maelm shards` again')['shards']:
+    for shard in parse_json(index, where, ['shards'], REMAKE)['shards']:
         names = [shard[kind]['basename'] for kind in ('raw_data', 'zip_data') if shard.get(kind)]
         kinds = {encoding.split(':')[0] for encoding in shard.get('column_encodings', ['none'])}
         if kinds != {'ndarray'} or any({'..', ''} & {*name.split('/')} for name in names):
@@ -140,7 +138,7 @@ def cache_folder(config: DataConfig, manifest: Manifest) -> Path:
 
     The name of the folder is a hash of the shards' location and content.
     """
-    root = Path(config.local or os.environ.get('MAELM_CACHE', '~/.cache/maelm')).expanduser()
+    root = Path(config.local or os.environ.get('MAELM_CACHE') or '~/.cache/maelm').expanduser()
     location = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
     name = hashlib.sha256(f'{location}\n{manifest.content_hash}'.encode()).hexdigest()[:16]
     return root / name

@@ -13,6 +13,7 @@ from maelm_composer.files import parse_json
 MANIFEST = 'manifest.json'
 ID_COUNTS = 'id_counts.json'
 TOKENIZER, TOKENIZER_FILE = 'tokenizer', 'tokenizer.json'  # a folder, and the vocabulary in it
+REMAKE = 'remove manifest.json and parts/ of these shards and run `maelm shards` again'
 TOKENIZER_RECIPE = 'recipe.json'  # in that folder: hashes of its recipe and of its other files
 
 
@@ -62,13 +63,13 @@ def load_manifest(remote: str) -> Manifest:
 
 def load_id_counts(remote: str) -> list[int]:
     """The (V,) number of occurrences of each id in the training rows; 0 for special tokens."""
-    where, remedy = storage.join(remote, ID_COUNTS), 'run `maelm shards` again'
+    where = storage.join(remote, ID_COUNTS)
     content = storage.read_file(where)
     if content is None:
-        raise InputError(f'{where} is missing: {remedy}')
+        raise InputError(f'{where} is missing: {REMAKE}')
     if content.startswith(b'['):  # version 0.1 wrote the list alone
         content = b'{"train": %s}' % content
-    counts: list[int] = parse_json(content, where, ['train'], remedy)['train']
+    counts: list[int] = parse_json(content, where, ['train'], REMAKE)['train']
     return counts
 
 
@@ -90,6 +91,17 @@ def read_tokenizer_files(folder: str) -> dict[str, bytes]:
         if hashlib.sha256(files[name]).hexdigest() != expected:
             raise InputError(f'{storage.join(folder, name)} is missing or damaged: {remedy}')
     return files
+
+
+def assert_own_tokenizer(remote: str, manifest: Manifest) -> None:
+    """Raise InputError if the tokenizer beside the shards under ``remote`` is not the one that made them."""
+    folder = storage.join(remote, TOKENIZER)
+    content = read_tokenizer_files(folder).get(TOKENIZER_FILE)
+    if content is not None and hashlib.sha256(content).hexdigest() != manifest.tokenizer_hash:
+        raise InputError(
+            f'{folder} is not the tokenizer of the shards beside it: restore it (every run on them holds a copy), or '
+            f'remove {remote} and make tokenizer and shards again'
+        )
 
 
 def save_manifest(remote: str, manifest: Manifest) -> None:

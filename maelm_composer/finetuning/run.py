@@ -8,7 +8,7 @@ from pathlib import Path
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import FinetuningConfig
-from maelm_composer.device import explain_memory, find_device, keep_freed_memory, name_device
+from maelm_composer.device import explain_shortage, find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local, assert_writable, write_text
 from maelm_composer.finetuning.evaluation import Evaluator
@@ -78,7 +78,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         rank = measure_last_layer(model.encoder, dev_inputs, specials, tokenizer.pad_token_id, evaluator.batch_size)
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
 
-    with explain_memory(config.device_train_microbatch_size or config.batch_size, 'device_train_microbatch_size'):
+    with explain_shortage(config.device_train_microbatch_size or config.batch_size, 'device_train_microbatch_size'):
         report = fit(model, inputs, config, tokenizer.pad_token_id, partial(evaluator.evaluate, model), observe)
 
     best = evaluator.best

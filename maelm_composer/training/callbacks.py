@@ -129,12 +129,14 @@ class TrainingClock(Callback):
 class MetricsLog(Callback):
     """Writes a row of metrics.csv per batch, before the checkpoint of that batch.
 
-    The first rank calls :meth:`begin` before training.
+    The first rank calls :meth:`begin` before training. ``error`` is why it could not write a row; CheckpointSaver tells
+    the other ranks, which would wait for this one.
     """
 
     def __init__(self, path: Path, clock: TrainingClock, clipping: GradientClipping) -> None:
         self.path, self.clock, self.clipping = path, clock, clipping
         self.last_eval: dict[str, float] = {}
+        self.error: OSError | None = None
         self._row: dict[str, Any] = {}
 
     def begin(self, earlier: Path | None, samples: int) -> None:
@@ -172,8 +174,11 @@ class MetricsLog(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if dist.get_global_rank() == 0:
-            with self.path.open('a', newline='', encoding='utf-8') as file:
-                csv.DictWriter(file, COLUMNS, lineterminator='\n').writerow(self._row)
+            try:
+                with self.path.open('a', newline='', encoding='utf-8') as file:
+                    csv.DictWriter(file, COLUMNS, lineterminator='\n').writerow(self._row)
+            except OSError as error:
+                self.error = error
 
 
 class Report(Callback):

@@ -33,8 +33,8 @@ from maelm_composer.config import TrainingConfig
 from maelm_composer.data.storage import Outage, OutageError
 from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask, hash_file, write_json
-from maelm_composer.training.callbacks import TrainingClock
-from maelm_composer.training.ending import Stopped, StopSignals
+from maelm_composer.training.callbacks import MetricsLog, TrainingClock
+from maelm_composer.training.ending import FAILED, Stopped, StopSignals
 from maelm_composer.training.ranks import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
 
@@ -45,9 +45,14 @@ class CheckpointSaver(Callback):
     """Saves at the first batch at or after every interval, at the end, and on a stop signal."""
 
     def __init__(
-        self, folder: RunFolder, clock: TrainingClock, training: TrainingConfig, say: Callable[[str], None]
+        self,
+        folder: RunFolder,
+        clock: TrainingClock,
+        log: MetricsLog,
+        training: TrainingConfig,
+        say: Callable[[str], None],
     ) -> None:
-        self.folder, self.clock, self.say = folder, clock, say
+        self.folder, self.clock, self.log, self.say = folder, clock, log, say
         self.patience, self.outage = training.max_outage_minutes, Outage(training.max_outage_minutes)
         self.interval_samples, self.keep = training.checkpoint_interval_samples, training.checkpoints_to_keep
         self.signals = StopSignals()
@@ -58,7 +63,11 @@ class CheckpointSaver(Callback):
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         samples = state.timestamp.sample.value
         is_last = samples >= state.max_duration.value  # type: ignore[union-attr]
-        stop = self.signals.agree(state.device)
+        stop = self.signals.agree(state.device, has_failed=self.log.error is not None)
+        if stop == FAILED:
+            with raise_on_all_ranks():
+                if error := self.log.error:
+                    raise InputError(f'{self.log.path} could not be written: {describe_cause(error)}{self._hint()}')
         if stop or is_due(state, self.interval_samples):
             self._save(state)
         if self.folder.unsent:
@@ -81,14 +90,17 @@ class CheckpointSaver(Callback):
             self._stage(state, staged)
         except InputError as error:
             shutil.rmtree(staged, ignore_errors=True)
-            hint = ''
-            with contextlib.suppress(OutageError):
-                before = read_latest(self.folder.uri)
-                hint = f'; the previous checkpoint ({before}) is complete' if before else '; there is no previous one'
-            raise InputError(f'checkpoint {name} could not be written to {self.folder.local}: {error}{hint}') from error
+            where = f'could not be written to {self.folder.local}'
+            raise InputError(f'checkpoint {name} {where}: {error}{self._hint()}') from error
         self.folder.publish(staged, name)
         if not self.folder.is_remote:
             self._remove_outdated()
+
+    def _hint(self) -> str:
+        with contextlib.suppress(OutageError):
+            before = read_latest(self.folder.uri)
+            return f'; the previous checkpoint ({before}) is complete' if before else '; there is no previous one'
+        return ''
 
     def _send(self, state: State, now: bool = False) -> None:
         """Upload the checkpoints that wait, if another try is due or ``now``; training goes on during an outage.

@@ -17,11 +17,12 @@ from composer.utils import dist
 
 from maelm_composer.device import LESS_MEMORY
 from maelm_composer.errors import InputError
-from maelm_composer.records import PretrainingRecord, UnfinishedPretraining
+from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import read_record
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FAILED = 1 << 8  # larger than every signal's number
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
@@ -50,11 +51,15 @@ class StopSignals:
             signal.signal(number, handler)
         self._previous.clear()
 
-    def agree(self, device: Device) -> int:
-        """A signal that any rank has received, else 0. Signals reach the ranks at different batches. For every rank."""
+    def agree(self, device: Device, has_failed: bool = False) -> int:
+        """FAILED if any rank has failed, else a signal that any rank has received, else 0. Called by every rank.
+
+        Signals reach the ranks at different batches.
+        """
+        own = FAILED if has_failed else self.received
         if dist.get_world_size() == 1:
-            return self.received
-        received = device.tensor_to_device(torch.tensor([self.received]))
+            return own
+        received = device.tensor_to_device(torch.tensor([own]))
         dist.all_reduce(received, reduce_operation='MAX')
         return int(received.item())
 
@@ -131,17 +136,15 @@ def end_before_training(rank: int, speaks: bool) -> None:
 
 def end_after(folder: RunFolder, rank: int, speaks: bool) -> None:
     """End this rank because ``rank``, of this machine, has ended, and say why unless that rank has said so itself."""
-    try:
-        record = read_record(folder.uri)
-    except InputError:  # the object store is away, too
-        record = read_record(str(folder.local))
+    record = _read_record(folder)
     if isinstance(record, PretrainingRecord):
         os._exit(0)
     if record is None or record.status == 'stopped':
         return
     if record.status == 'running' and speaks:
         line = f'rank {rank} was killed, most likely because memory ran out: {LESS_MEMORY}'
-        _note_ending(folder, 'failed', line)
+        with contextlib.suppress(InputError, OSError):
+            _note_ending(folder, 'failed', line)
         print(f'error: {line}', file=sys.stderr, flush=True)
         os._exit(2)
     _end_silently()
@@ -149,9 +152,16 @@ def end_after(folder: RunFolder, rank: int, speaks: bool) -> None:
 
 def _note_ending(folder: RunFolder, status: Literal['stopped', 'failed'], ending: str) -> None:
     """Write ``ending`` to the record. Only the first rank's word is kept: the others end because of that one."""
-    record = read_record(folder.uri)
+    record = _read_record(folder)
     if isinstance(record, UnfinishedPretraining) and record.status == 'running':
         folder.write_record(record.model_copy(update={'status': status, 'ending': ' '.join(ending.split())}))
+
+
+def _read_record(folder: RunFolder) -> Pretraining | None:
+    try:
+        return read_record(folder.uri)
+    except InputError:  # the object store is away: the working copy's
+        return read_record(str(folder.local))
 
 
 def _end_silently() -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.checkpoints.find import find_encoder, read_weights
-from maelm_composer.checkpoints.pretrained import ENCODER, load_pretrained
+from maelm_composer.checkpoints.pretrained import ENCODER, load_pretrained, set_to_masked_text
 from maelm_composer.config import DecoderConfig, Implementation, ModelConfig, PretrainingConfig
 from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, read_tokenizer_files
+from maelm_composer.data.special_tokens import SPECIAL_TOKENS
 from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import MaskedLanguageModel
@@ -82,9 +84,13 @@ def _assert_same_tokenizer(config: PretrainingConfig, theirs: Tokenizer) -> None
         raise InputError(
             f'{join(folder, TOKENIZER_FILE)} is missing: it is compared with the tokenizer of {config.init_from}'
         )
-    states = [json.loads(tokenizer.to_str()) for tokenizer in (Tokenizer.from_buffer(content), theirs)]
+    ours = Tokenizer.from_buffer(content)
+    exported = PreTrainedTokenizerFast(tokenizer_object=ours, mask_token=SPECIAL_TOKENS[-1])  # a copy
+    set_to_masked_text(exported)  # as in a plain MLM's exported folder
+    states = [json.loads(tokenizer.to_str()) for tokenizer in (ours, exported.backend_tokenizer)]
+    their_state = json.loads(theirs.to_str())
     for part in ('model', 'normalizer', 'pre_tokenizer'):  # vocabulary, case, words
-        if states[0][part] != states[1][part]:
+        if their_state[part] not in [state[part] for state in states]:
             raise InputError(
                 f'init_from {config.init_from} was trained with another tokenizer than the shards in '
                 f"{config.data.remote} (its {part.replace('_', '-')} differs): make shards with that model's tokenizer"

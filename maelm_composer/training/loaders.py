@@ -10,7 +10,6 @@ from streaming import StreamingDataLoader
 from torch.utils.data import DataLoader, Subset
 
 from maelm_composer.data.dataset import PretrainingRows
-from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import MaskingCollator
 from maelm_composer.training.adapter import count_predicted
 from maelm_composer.training.checkpoints import is_due
@@ -25,15 +24,9 @@ def build_train_loader(plan: Plan, collator: MaskingCollator) -> DataSpec:
 
 
 def build_evaluator(plan: Plan, collator: MaskingCollator) -> Evaluator:
-    """Evaluate the first ``eval_rows`` validation rows, each once, with the same masks every time.
-
-    Raises:
-        InputError: there are fewer validation rows than ranks.
-    """
+    """Evaluate the first ``eval_rows`` validation rows, each once, with the same masks every time."""
     training = plan.config.training
     dataset, settings = _open_rows(plan, 'validation', plan.microbatch_size), _loader_settings(plan, collator)
-    if plan.eval_rows == 0:
-        raise InputError(f'{plan.config.data.remote} holds no validation rows for {plan.world_size} ranks')
     subset = Subset(dataset, range(plan.eval_rows))
     sampler = dist.get_sampler(subset, shuffle=False)
     loader = DataLoader(subset, batch_size=plan.microbatch_size, sampler=sampler, **settings)

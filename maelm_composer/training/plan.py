@@ -69,6 +69,12 @@ class Plan:
                 f'{remote} holds {self.rows_per_epoch} training rows, fewer than one '
                 f'training.global_train_batch_size of {self.global_batch_size}'
             )
+        if self.eval_rows == 0:
+            rows = self.manifest.splits['validation'].rows
+            raise InputError(
+                f'{self.world_size} ranks need as many validation rows: training.eval_rows is '
+                f'{self.config.training.eval_rows}, and {remote} holds {rows}'
+            )
 
     def describe(self, device: str, precision: str, attention: dict[str, str]) -> dict[str, str]:
         """The lines of the start screen by name."""

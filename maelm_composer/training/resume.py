@@ -104,8 +104,8 @@ def load_data_only(state: Path) -> Iterator[None]:
         with torch.serialization.safe_globals(STATE_TYPES):
             yield
     except (pickle.UnpicklingError, CheckpointException, RuntimeError) as error:
-        if type(error) is RuntimeError and 'weights_only' not in str(error):  # that is about TorchScript
-            raise
+        if isinstance(error, RuntimeError) and 'weights_only' not in str(error):  # that is about TorchScript
+            raise  # memory ran out, or another rank ended
         raise _refuse(state, error) from None
     finally:
         del os.environ[DATA_ONLY]

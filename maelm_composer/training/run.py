@@ -17,10 +17,10 @@ from rich.table import Table
 
 from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
-from maelm_composer.data.manifest import load_id_counts, load_manifest
+from maelm_composer.data.manifest import assert_own_tokenizer, load_id_counts, load_manifest
 from maelm_composer.device import (
     LESS_MEMORY,
-    explain_memory,
+    explain_shortage,
     find_device,
     keep_freed_memory,
     name_device,
@@ -100,6 +100,7 @@ class _Run:
             self.plan = Plan(config, dist.get_world_size(), self.manifest)
             self.plan.check()
             if self.is_first:
+                assert_own_tokenizer(config.data.remote, self.manifest)
                 locks.enter_context(lock_folder(self.folder.local, 'run'))
                 self.folder.assert_writable()
                 self.record = read_record(self.folder.uri)
@@ -151,7 +152,7 @@ class _Run:
         for destination in trainer.logger.destinations:
             if isinstance(destination, ProgressBarLogger):
                 destination.hparams_already_logged_to_console = True  # the start screen has shown them
-        with explain_memory(self.plan.microbatch_size):
+        with explain_shortage(self.plan.microbatch_size):
             try:
                 trainer.fit()
             finally:
@@ -227,7 +228,7 @@ class _Run:
                 self.clipping,
                 self.log,
                 Report(self.print, self.clock, self.log, training.compile),
-                CheckpointSaver(self.folder, self.clock, training, self.print),
+                CheckpointSaver(self.folder, self.clock, self.log, training, self.print),
             ],
             loggers=self.loggers,
             progress_bar=sys.stderr.isatty(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from composer.utils import dist
 
 from maelm_composer.checkpoints.find import read_latest
-from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST, METRICS, RECIPE, RECORD, UNSENT
+from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST, METRICS, PROGRESS, RECIPE, RECORD, UNSENT
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import MANIFEST, TOKENIZER, read_tokenizer_files
 from maelm_composer.data.storage import (
@@ -23,7 +23,7 @@ from maelm_composer.data.storage import (
     write_file,
 )
 from maelm_composer.errors import InputError
-from maelm_composer.files import format_json, write_text
+from maelm_composer.files import format_json, parse_json, write_text
 from maelm_composer.recipe import to_yaml
 from maelm_composer.records import Pretraining, format_record
 from maelm_composer.training.ranks import raise_on_all_ranks
@@ -42,6 +42,8 @@ class RunFolder:
         self.uri = save_folder.rstrip('/')
         self.is_remote = is_s3(self.uri)
         self.local = Path(f'runs/{run_name}' if self.is_remote else self.uri).absolute()
+        if {'{', '}'} & {*str(self.local)}:
+            raise InputError(f'{self.local}: Composer would replace the braces in this path: choose another folder')
         self.unsent: list[str] = []  # checkpoints of this process that the object store lacks; the same on every rank
 
     def assert_writable(self) -> None:
@@ -148,6 +150,7 @@ class RunFolder:
 
         Raises:
             OutageError: the object store does not answer; the checkpoints that it lacks are still in ``unsent``.
+            InputError: a node's part of such a checkpoint is missing.
         """
         while self.unsent:
             folder = self.local / UNSENT / self.unsent[0]
@@ -166,10 +169,22 @@ class RunFolder:
                         raise OutageError(f'{join(url, min(lost))}: was accepted, but is not there')
             with raise_on_all_ranks():
                 if dist.get_global_rank() == 0:
+                    self._assert_sent(folder.name)
                     self.write(LATEST, folder.name)
             del self.unsent[0]
             if dist.get_local_rank() == 0:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _assert_sent(self, name: str) -> None:
+        """Raise InputError if the store lacks a file of the checkpoint ``name``, as of a node that was not started."""
+        url = join(self.uri, name)
+        progress = self.read(f'{name}/{PROGRESS}')
+        files = {PROGRESS, *(parse_json(progress, join(url, PROGRESS)).get('hashes', ()) if progress else ())}
+        if missing := files - {*list_names(url, recursive=True)}:
+            raise InputError(
+                f'{join(url, min(missing))} is not uploaded: start the run on every machine that trained it, or delete '
+                f'{self.local / UNSENT} to resume from the checkpoint before'
+            )
 
     def recover(self) -> None:
         """Upload the checkpoints that an earlier process of this run could not upload. Called by every rank.

@@ -1,5 +1,6 @@
 """Runs that start from the weights of another model (``init_from``)."""
 
+import dataclasses
 import hashlib
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from maelm_composer.checkpoints.export import export
+from maelm_composer.data.manifest import load_manifest, save_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.training.run import pretrain
 from tests.tiny import write_tokenizer
@@ -29,6 +31,8 @@ def begin(recipe, shards, tmp_path):
     for name, number in (('shards', 0), ('others', 30_000)):
         shutil.copytree(shards, name)
         write_words(Path(name, 'tokenizer'), number)
+        digest = hashlib.sha256(Path(name, 'tokenizer/tokenizer.json').read_bytes()).hexdigest()
+        save_manifest(name, dataclasses.replace(load_manifest(name), tokenizer_hash=digest))
 
     def build(folder: str, *changes: str):
         return recipe(f'save_folder={folder}', 'data.remote=shards', *changes)
@@ -67,6 +71,20 @@ def test_the_parts_that_fit_are_taken(begin, capsys, source, changes, line):
     if source == 'first':
         digest = hashlib.sha256(Path('first/latest/model.safetensors').read_bytes()).hexdigest()
         assert (record.init_from.samples, record.init_from.hash) == (64, digest)
+
+
+def test_an_exported_plain_model_has_the_tokenizer_of_its_shards(begin, capsys):
+    pretrain(begin('plain', *STILL, *PLAIN))
+    export('plain', 'exported')
+    pretrain(begin('second', 'init_from=exported', *STILL, *PLAIN))
+    assert 'encoder; fresh: head' in ' '.join(capsys.readouterr().out.split())
+
+
+def test_the_tokenizer_of_other_shards_is_refused_before_a_run_copies_it(begin):
+    shutil.copytree('others/tokenizer', 'shards/tokenizer', dirs_exist_ok=True)
+    with pytest.raises(InputError, match='shards/tokenizer is not the tokenizer of the shards beside it'):
+        pretrain(begin('second', *STILL))
+    assert not Path('second').exists()
 
 
 def test_such_a_run_resumes_as_if_never_stopped_even_without_its_start(begin, assert_same_run, signal_after):

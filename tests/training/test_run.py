@@ -209,7 +209,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(recipe):
     assert saved == 16 * (batch - 1)
 
 
-def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe, wait_for):
+@pytest.mark.parametrize(
+    'bytes_left, what',
+    [
+        (50_000, r'samples-000000000256 could not be written to .*recipe'),
+        (500, r'recipe/metrics.csv could not be written'),
+    ],
+)
+def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe, wait_for, bytes_left, what):
     import resource
 
     config = recipe('training.max_samples=256')
@@ -218,13 +225,11 @@ def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe, wait_for):
 
     def fill_up() -> None:
         wait_for(Path(config.save_folder, 'latest').is_symlink)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, limits[1]))
 
     threading.Thread(target=fill_up, daemon=True).start()
     try:
-        with pytest.raises(
-            InputError, match=r'samples-000000000256 could not be written .*File too large; .*samples-000000000128'
-        ):
+        with pytest.raises(InputError, match=rf'{what}: File too large; .*samples-000000000128'):
             pretrain(config)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
