@@ -201,7 +201,7 @@ def print_ranks(record: RankRecord) -> None:
         )
     open_console().print(table)
     print(
-        f'{record.checkpoint.run_name or record.checkpoint.uri}: {record.threshold}-effective rank of '
+        f'{record.checkpoint.uri}: {record.threshold}-effective rank of '
         f'{record.hidden_size} dimensions, {"centred" if record.centered else "uncentred"}; {record.tokens:,} real '
         f'tokens, {record.mask_tokens:,} [MASK]s; {record.seconds:,.0f} s'
     )

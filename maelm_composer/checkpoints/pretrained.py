@@ -160,6 +160,8 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         config_class: Any = MaelmConfig if is_maelm else AutoConfig
         model_class: Any = MaelmModel if is_maelm else AutoModel
         theirs = config_class.from_pretrained(name, **NO_CODE)
+        if theirs.is_encoder_decoder:  # its last hidden states are the decoder's
+            raise InputError(f'{name} is an encoder with a decoder: name an encoder')
         architecture = {key: value for key, value in theirs.to_diff_dict().items() if key not in _ORIGIN_KEYS}
         if dropout is not None:
             _set_dropout(name, theirs, dropout)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from maelm_composer.config import FinetuningConfig
+from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
 from maelm_composer.recipe import to_plain
 from maelm_composer.records import (
@@ -78,8 +79,13 @@ def read_point(config: FinetuningConfig) -> Point:
 
 def check_names(config: FinetuningConfig) -> None:
     """Raise InputError if a key that must be a task's name, or a group's, is neither, or declares no usable task."""
-    for name in (*config.tasks, *config.data.max_train_examples_of, *(config.sweep.search.keys() - GROUPS)):
+    for name in (*config.tasks, *config.data.max_train_examples_of):
         find_task(name, config.tasks)
+    for name in config.sweep.search.keys() - GROUPS:
+        try:
+            find_task(name, config.tasks)
+        except InputError as error:
+            raise InputError(f'sweep.search.{name}: {error}; the groups are {", ".join(sorted(GROUPS))}') from None
 
 
 def describe_protocol(config: FinetuningConfig) -> dict[str, Any]:

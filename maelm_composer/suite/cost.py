@@ -48,7 +48,7 @@ def count_finetuning_flops(config: FinetuningConfig, model: ModelConfig, task: T
     """
     rows, dev_rows, length = _measure(task, config.data)
     rows = min(rows, config.data.limit(task.name) or rows)
-    dev_rows = min(dev_rows, config.data.max_dev_examples or dev_rows)
+    dev_rows = min(dev_rows, len(task.eval_splits) * (config.data.max_dev_examples or dev_rows))
     points = list_points(config, task)
     epochs = sum(point.max_epochs for point in points) / len(points)
     passes = run_cost(config, epochs, rows, dev_rows)

@@ -14,7 +14,7 @@ from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, Pre
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local
 from maelm_composer.precision import read_choice
-from maelm_composer.recipe import load_config, split_arguments
+from maelm_composer.recipe import list_keys, load_config, split_arguments
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, Artefact, Demand, Model, artefacts_of, tasks_of
 from maelm_composer.shipped import find_shipped
 from maelm_composer.tasks.catalogue import find_task
@@ -135,8 +135,9 @@ def load_suite(
 
     Args:
         work: folder of runs and records; the default is runs/suite/<scale>.
-        added: a file of the same keys. Its lists of recipes are appended to the scale's, so its values win; the
-            smaller ``rank_tokens`` counts; its other keys replace the scale's.
+        added: a file of the same keys. Its lists of recipes are appended to the scale's: its files win over the
+            scale's files, its pairs over all files and pairs. The smaller ``rank_tokens`` counts. The file's other keys
+            replace the scale's.
 
     Raises:
         InputError: an unknown scale, or settings or a choice of precision that cannot be read.
@@ -153,7 +154,7 @@ def load_suite(
         if more.extends:
             raise InputError(f'{added}: extends is for the files of {SETTINGS_FOLDER}; name the scale with --scale')
         lists = {name: getattr(settings, name) + getattr(more, name) for name in LISTS}
-        others = {name: getattr(more, name) or getattr(settings, name) for name in REPLACED}
+        others = {name: getattr(more if name in list_keys(added) else settings, name) for name in REPLACED}
         settings = replace(settings, **lists, **others, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
         path = Path(added)  # named in errors: the scale's own settings are tested
     overlays = dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in d.model.overlay_names)
@@ -176,7 +177,7 @@ def load_suite(
 def _load_settings(scale: str) -> tuple[Path, SuiteConfig]:
     """The file of ``scale``, and its settings merged over those of the scales that it extends."""
     files: list[Path] = []
-    while scale:
+    while scale or not files:
         path = SETTINGS_FOLDER / f'{scale}.yaml'
         named = f'{files[0]}: extends {scale}: ' if files else ''
         if not find_shipped(path).is_file():

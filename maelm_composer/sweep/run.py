@@ -71,7 +71,10 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     for task in tasks:
         count_runs(config, task)  # raises if a task has no search space
     with connect_ray(), ending_with_ray():
-        _, num_gpus = _count_slots(config)
+        num_gpus = config.sweep.gpus_per_run if ray.cluster_resources().get('GPU', 0) else 0
+        _count_slots(config, num_gpus)  # raises if no run fits
+        if config.task is not None and {*config.sweep.tasks} - {config.task}:
+            tell(f'sweeping over {config.task} alone, since task is set (task=null: over sweep.tasks)')
         # Each task's checkpoint and data are read once, on the machines that will make the runs.
         remote_inspect = ray.remote(num_cpus=1)(inspect_task)
         references = {task.name: remote_inspect.remote(config, task, os.getcwd()) for task in tasks}
@@ -79,7 +82,7 @@ def sweep(config: FinetuningConfig) -> SweepResult:
         remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
         choice = get_result(remote_choose.remote(config, os.getcwd()))
         tell(choice.notice)
-        return _Sweep(dataclasses.replace(config, precision=choice.precision), tasks, facts).run()
+        return _Sweep(dataclasses.replace(config, precision=choice.precision), tasks, facts, num_gpus).run()
 
 
 def sweep_and_print(config: FinetuningConfig) -> int:
@@ -97,8 +100,9 @@ def sweep_and_print(config: FinetuningConfig) -> int:
 class _Sweep:
     """The state of one sweep: all jobs by task, the waiting and the running ones."""
 
-    def __init__(self, config: FinetuningConfig, tasks: list[Task], facts: dict[str, Facts]) -> None:
+    def __init__(self, config: FinetuningConfig, tasks: list[Task], facts: dict[str, Facts], num_gpus: float) -> None:
         self.config, self.tasks, self.facts = config, tasks, facts
+        self.num_gpus = num_gpus  # of a run; kept when a machine with GPUs leaves, since the precision is theirs
         self.jobs: dict[str, list[Job]] = {task.name: [] for task in tasks}
         self.waiting: list[Job] = []
         self.running: dict[Any, Job] = {}
@@ -144,9 +148,8 @@ class _Sweep:
 
     def _submit(self) -> None:
         """Submit the longest runs first, and one more than fit, which tells an autoscaling cluster to grow."""
-        slots, num_gpus = _count_slots(self.config)
-        settings = self.config.sweep
-        remote = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=num_gpus, max_retries=settings.max_retries)
+        slots, settings = _count_slots(self.config, self.num_gpus), self.config.sweep
+        remote = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=self.num_gpus, max_retries=settings.max_retries)
         for job in sorted(self.waiting, key=lambda job: -job.cost):
             if len(self.running) > slots:
                 return
@@ -259,21 +262,20 @@ def _hide_gpus_unless_given() -> None:
         os.environ['CUDA_VISIBLE_DEVICES'] = ''
 
 
-def _count_slots(config: FinetuningConfig) -> tuple[int, float]:
-    """How many runs fit at a time on Ray's current resources, and the GPUs of each; 0 if Ray has no GPU.
+def _count_slots(config: FinetuningConfig, num_gpus: float) -> int:
+    """How many runs with ``num_gpus`` each fit at a time on the machines that Ray has now.
 
     Raises:
         InputError: no run fits.
     """
-    cpus, gpus = config.sweep.cpus_per_run, config.sweep.gpus_per_run
-    there = ray.cluster_resources()
-    num_cpus, num_gpus = there.get('CPU', 0), there.get('GPU', 0)
-    if gpus > 1 and gpus != int(gpus):
-        raise InputError(f'sweep.gpus_per_run {gpus}: above 1 it must be a whole number')
-    slots = int(num_cpus / cpus + 1e-9)
-    if num_gpus and gpus:
-        slots = min(slots, int(num_gpus / gpus + 1e-9))
+    if num_gpus > 1 and num_gpus != int(num_gpus):
+        raise InputError(f'sweep.gpus_per_run {num_gpus}: above 1 it must be a whole number')
+    demand = {'CPU': config.sweep.cpus_per_run} | ({'GPU': num_gpus} if num_gpus else {})
+    machines = [machine['Resources'] for machine in ray.nodes() if machine['Alive']]
+    slots = sum(min(int(there.get(kind, 0) / least + 1e-9) for kind, least in demand.items()) for there in machines)
     if slots == 0:
-        demand = f'sweep.cpus_per_run {cpus:g} and sweep.gpus_per_run {gpus:g}'
-        raise InputError(f'{demand}: Ray has {num_cpus:g} cores and {num_gpus:g} GPUs')
-    return slots, gpus if num_gpus else 0
+        has = [', '.join(f'{there.get(kind, 0):g} {kind}' for kind in demand) for there in machines]
+        of_gpus = f' and sweep.gpus_per_run {num_gpus:g}' if num_gpus else ''
+        needs = f'sweep.cpus_per_run {config.sweep.cpus_per_run:g}{of_gpus}'
+        raise InputError(f'{needs}: no machine of Ray has as much ({"; ".join(has)})')
+    return slots

@@ -162,7 +162,8 @@ def _read_file(task: Task, path: Path) -> pyarrow.Table:
             case '.parquet':
                 table = pyarrow.parquet.read_table(path)
             case '.csv':
-                texts = dict.fromkeys(task.text_columns, pyarrow.string())  # also where every text is a number
+                # Also where every text, or id, is a number.
+                texts = dict.fromkeys([*task.text_columns, ID_COLUMNS[task.kind]], pyarrow.string())
                 if task.kind == CLASSIFICATION and any(map(_is_number, task.label_names)):
                     texts[task.label_column] = pyarrow.string()
                 convert = pyarrow.csv.ConvertOptions(column_types=texts, true_values=[], false_values=[])
@@ -170,6 +171,10 @@ def _read_file(task: Task, path: Path) -> pyarrow.Table:
                 table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
             case '.jsonl':
                 table = pyarrow.json.read_json(path)
+                kept = {*task.text_columns, ID_COLUMNS[task.kind]}
+                if dates := [f.name for f in table.schema if f.name in kept and pyarrow.types.is_timestamp(f.type)]:
+                    schema = pyarrow.schema([(name, pyarrow.string()) for name in dates])  # as they are written
+                    table = pyarrow.json.read_json(path, parse_options=pyarrow.json.ParseOptions(schema))
             case _:
                 raise InputError(f'{path}: rows are read from .parquet, .csv, .jsonl files')
         names = table.column_names
@@ -237,9 +242,10 @@ def _read_texts(task: Task, table: pyarrow.Table, where: str) -> tuple[list[str]
     ids = _list_cells(table.column(key), key, where) if key in table.column_names else range(table.num_rows)
     if None in ids:
         raise InputError(f'{where}: column {key!r} has empty cells')
+    ids = [str(i) for i in ids]
     if task.kind == SPAN and len(set(ids)) < len(ids):  # answers are written and scored by id
         raise InputError(f'{where}: column {key!r} holds {len(ids) - len(set(ids))} ids twice')
-    return [str(i) for i in ids], list(zip(*texts, strict=True))
+    return ids, list(zip(*texts, strict=True))
 
 
 def read_unlabelled(task: Task, path: Path) -> list[Any]:

@@ -9,7 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import DistilBertConfig, DistilBertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
+from transformers import (
+    BartConfig,
+    BartModel,
+    DistilBertConfig,
+    DistilBertModel,
+    MPNetConfig,
+    MPNetModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from maelm_composer.checkpoints.find import list_checkpoints
 from maelm_composer.checkpoints.huggingface import HuggingFaceEncoder
@@ -288,6 +297,12 @@ class TestHuggingFace:
         assert load_pretrained(folder).max_seq_len == N
         with pytest.raises(InputError, match='it is a distilbert model'):
             load_pretrained(folder, Implementation.ours)
+
+    def test_an_encoder_with_a_decoder_is_refused(self, tmp_path):
+        config = BartConfig(vocab_size=V, d_model=32, encoder_layers=1, decoder_layers=1, max_position_embeddings=N)
+        folder = self.write(tmp_path / 'bart', BartModel(config))
+        with pytest.raises(InputError, match='bart is an encoder with a decoder: name an encoder'):
+            load_pretrained(str(folder))
 
     def test_a_folder_that_lacks_weights(self, stock):
         weights = load_file(stock / 'model.safetensors')

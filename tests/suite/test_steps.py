@@ -63,6 +63,15 @@ def test_pretraining_seeds_are_a_dimension(demo, tmp_path):
     assert '-s17/samples-' in suite.load_finetuning(first.model, first.samples, first.tasks).checkpoint
 
 
+def test_settings_of_a_file_replace_those_of_the_scale_even_by_nothing(tmp_path):
+    path = tmp_path / 'settings.yaml'
+    path.write_text('pretraining_seeds: []\npretraining: [seed=3]\n')
+    scale, changed = load_suite('small', tmp_path), load_suite('small', tmp_path, added=path)
+    assert (len(scale.settings.pretraining_seeds), changed.settings.pretraining_seeds) == (5, [])
+    assert changed.settings.pretraining_seeds_of == scale.settings.pretraining_seeds_of
+    assert changed.settings.pretraining == [*scale.settings.pretraining, 'seed=3']
+
+
 @pytest.mark.parametrize('scale', ['demo', *SMALL, 'medium', 'base'])
 def test_no_two_rows_of_table_2_are_one_model(scale, tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
@@ -222,6 +231,8 @@ def test_the_demo_gives_every_delta_the_same_rows(demo):
 def test_bad_input_is_one_clear_line(demo, own, monkeypatch):
     with pytest.raises(InputError, match=r'no yamls/suite/tiny.yaml: the scales are base, base_pp, demo'):
         load_suite('tiny')
+    with pytest.raises(InputError, match=r'no yamls/suite/.yaml: the scales are base'):
+        load_suite('')
     with pytest.raises(InputError, match="scale ladder has no artefact 'table1': there are ladder"):
         choose_artefacts(dataclasses.replace(demo, scale='ladder'), 'ladder,table1')
     for names in ('table1,', ',table1'):

@@ -44,7 +44,6 @@ from maelm_composer.recipe import load_config
 sys.exit(sweep_and_print(load_config(FinetuningConfig, ['recipe.yaml'], sys.argv[1:])))
 """
 WITH_ONE_GPU = """
-import ray
 ray.init(address='local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
 """
 
@@ -279,7 +278,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(recipe, capsys):
         ('checkpoint=./nowhere', 'nowhere: there is no such checkpoint'),
         ('data.folder=.', 'glue is not there'),
         ('sweep.tasks=[rte,squad2]', 'sweep.search has no squad2'),
-        ('sweep.cpus_per_run=3', 'sweep.cpus_per_run 3 and sweep.gpus_per_run 0.25: Ray has 2 cores and 0 GPUs'),
+        ('sweep.cpus_per_run=3', r'sweep.cpus_per_run 3: no machine of Ray has as much \(2 CPU\)'),
     ],
 )
 def test_bad_input_is_said_before_any_run(recipe, override, message):

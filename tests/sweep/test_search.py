@@ -7,11 +7,13 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import ray
 
 from maelm_composer.config import FinetuningConfig, SearchSpace, SelectionProtocol, SweepConfig
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
 from maelm_composer.records import Point, parse_finetuning
+from maelm_composer.sweep.run import _count_slots
 from maelm_composer.sweep.search import (
     SweepResult,
     TaskResult,
@@ -91,7 +93,9 @@ def test_what_cannot_be_planned_is_said():
         list_tasks(config)
     config.sweep.tasks = ['rte']
     config.sweep.search['mrcp'] = SearchSpace()
-    with pytest.raises(InputError, match=r'unknown task mrcp; did you mean mrpc\?'):
+    with pytest.raises(
+        InputError, match=r'mrcp: unknown task mrcp; did you mean mrpc\?.*; the groups are glue_large, '
+    ):
         list_tasks(config)
     del config.sweep.search['mrcp']
     config.task = 'cola'  # in place of the recipe's list
@@ -99,6 +103,18 @@ def test_what_cannot_be_planned_is_said():
     config.data.max_train_examples_of['mnly'] = 10
     with pytest.raises(InputError, match=r'unknown task mnly; did you mean mnli\?'):
         list_tasks(config)
+
+
+def test_a_run_needs_a_machine_that_holds_it_alone(monkeypatch):
+    config = make_config()
+    config.sweep.cpus_per_run = 2
+    machines = [{'CPU': 5, 'GPU': 1}, {'CPU': 4, 'GPU': 4}, {'CPU': 3}]
+    monkeypatch.setattr(ray, 'nodes', lambda: [{'Alive': True, 'Resources': there} for there in machines])
+    assert _count_slots(config, 0) == 2 + 2 + 1
+    assert _count_slots(config, 2) == 2
+    del machines[1]
+    with pytest.raises(InputError, match=r'cpus_per_run 2 and .*gpus_per_run 2: no machine .*5 CPU, 1 GPU; 3 CPU, 0 G'):
+        _count_slots(config, 2)
 
 
 def test_the_best_point_is_repeated_on_the_other_seeds():

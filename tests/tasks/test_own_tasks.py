@@ -83,6 +83,19 @@ def test_names_and_numbers_of_classes_are_the_same_labels():
     assert names == [text for text, _ in ROWS]
 
 
+def test_ids_stay_as_they_are_written():
+    spelled = ['0001', '0x1F', '56e10514']
+    task = find_task('reviews', {'reviews': declare()})
+    Path('rows.csv').write_text('idx,review\n' + ''.join(f'{name},{name}\n' for name in spelled))
+    dates = ['2021-05-03', '2021-05-04']
+    Path('rows.jsonl').write_text('\n'.join(json.dumps({'idx': date, 'review': date}) for date in dates))
+    for file, names in (('rows.csv', spelled), ('rows.jsonl', dates)):
+        assert [(row.id, *row.texts) for row in read_unlabelled(task, Path(file))] == [(n, n) for n in names]
+    span = find_task('squad2')
+    Path('mongo.jsonl').write_text(json.dumps({'id': {'$oid': 'a'}, 'question': 'Who?', 'context': 'He.'}))
+    assert [row.id for row in read_unlabelled(span, Path('mongo.jsonl'))] == ["{'$oid': 'a'}"]
+
+
 def test_classes_with_numbers_as_names_are_never_positions():
     for name in ('train.csv', 'dev.csv'):
         write_csv(name, [('a', 1), ('b', 2), ('c', 3)])
