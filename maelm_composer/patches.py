@@ -1,6 +1,7 @@
 """Workarounds for faults of Streaming, Composer and torch. No other module touches their private names.
 
-Each workaround says which fault it is for; ``tests/test_patches.py`` fails once the fault or the version is gone.
+Each workaround says which fault it is for; ``tests/test_patches.py`` fails once a version of Composer or Streaming is
+another one, or a fault of theirs that the source shows is gone. torch's faults are not looked for.
 """
 
 import atexit

@@ -8,7 +8,7 @@ from scipy.special import stdtrit  # the inverse of Student's t distribution fun
 
 LEVEL = 0.95
 POWER = 0.80
-EQUAL = 1e-9  # values that differ by a smaller part are equal, but for the rounding of floating-point numbers
+EQUAL = 1e-9  # values that differ by less, absolutely or relatively, are equal but for floating-point rounding
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def estimate_contrast(
         return max(_reach(of_seeds + of_examples_alone, tail), _reach(of_examples, tail))
 
     half = reach((1 - LEVEL) / 2)
-    if half <= EQUAL * max(abs(sample).max() for sample in samples):  # which is no certainty about the mean
+    if half <= EQUAL * max(1.0, *(abs(sample).max() for sample in samples)):  # which is no certainty about the mean
         return MeanInterval(mean, None, None, None, None)
     return MeanInterval(mean, mean - half, mean + half, _find_p(mean, reach), half + reach(1 - POWER))
 

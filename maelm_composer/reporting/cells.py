@@ -6,6 +6,7 @@ Each number keeps the records that it is computed from, or the reason why it is 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,11 @@ from maelm_composer.statistics import ExampleVariance, estimate_contrast, measur
 
 ENOUGH_SEEDS = 3  # for a verdict, a slope and a drawn interval: Student's t of two is very wide, and rarely the plan
 
+# Settings in which the paper's variants differ, beside those of the model.
+VARIED = {
+    f'masking.{key}'
+    for key in ('encoder_mask_fraction', 'encoder_mask_content', 'decoder_resets_masks', 'position_ids')
+}
 WHOLE_NUMBER = 1 / 12  # variance of rounding to one, as of ranks: the error is uniform over an interval of length 1
 
 
@@ -124,7 +130,7 @@ def combine(parts: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell
         is_paired: by pretraining seed; cells of models of different sizes are independent.
 
     Raises:
-        InputError: paired models were not trained on the same rows in the same batches.
+        InputError: paired models were not trained on the same rows, masks and schedule.
     """
     missing = [cell.missing for _, cell in parts if cell.missing]
     notes = [cell.note for _, cell in parts if cell.note]
@@ -166,12 +172,19 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
     first: dict[int, PretrainingRecord] = {}
     for run in runs:
         other = first.setdefault(run.seed, run)
-        for name in ('data_hash', 'samples', 'batches'):
-            if getattr(run, name) != getattr(other, name):
+        here, there = _describe_training(run), _describe_training(other)
+        for name in here.keys() & there.keys():
+            if here[name] != there[name]:
                 raise InputError(
                     f'{other.run_name} and {run.run_name} are compared, but differ in {name}: '
-                    f'{getattr(other, name)} and {getattr(run, name)}'
+                    f'{there[name]} and {here[name]}'
                 )
+
+
+def _describe_training(run: PretrainingRecord) -> dict[str, Any]:
+    """The settings that compared runs of one seed share."""
+    of_recipe = {k: v for k, v in run.identity.items() if not k.startswith('model.') and k not in VARIED}
+    return of_recipe | {name: getattr(run, name) for name in ('data_hash', 'samples', 'batches')}
 
 
 def average(cells: Sequence[Cell]) -> Cell:

@@ -94,6 +94,7 @@ def _compare(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[in
     pairs, missing = _pair(builder, column, curves)
     cells = [cell for curve in curves.values() for cell in curve.values()]
     source = replace(average(cells or [Cell(missing=missing)]), terms=(), missing=missing)
+    counts = {seed: len(theirs[-1].scores) for seed, (theirs, _) in pairs.items()}
     by_axis: dict[Axis, tuple[Cell, dict[int, tuple[Arrival, Arrival]]]] = {}
     rows = []
     for axis in Axis:
@@ -106,7 +107,7 @@ def _compare(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[in
             text = f'never in {missed} of {len(arrivals)} seeds'
             cell = replace(cell, note='; '.join(filter(None, (text, cell.note))))
         for way in ('first_crossing', 'interpolated'):
-            costs = {seed: [getattr(mine, way)] for seed, (_, mine) in arrivals.items()}
+            costs = {seed: [getattr(mine, way)] * counts[seed] for seed, (_, mine) in arrivals.items()}
             name = f'{axis.name}, {way.replace("_", " ")}'
             rows.append(builder.value(ARRIVAL, name, axis.value, replace(cell, terms=(Term(1.0, costs),))))
         by_axis[axis] = cell, arrivals
@@ -122,23 +123,29 @@ def _compare_hours(
     RoBERTa's whole time, a model would seem faster than one that equals it.
     """
     paper = builder.paper((MAE_LM.label,), SHARE)
-    claim = Row(builder.scale, builder.artefact, GAP, LEAD, 'share', paper=None if paper is None else paper - 1)
+    claim = Row(builder.scale, builder.artefact, GAP, LEAD, 'share')  # of RoBERTa the paper has the end alone
     if source.missing:
         return [builder.value(ARRIVAL, SHARE, 'share', source, paper), builder.make(claim, source, None)]
-    whole = {seed: theirs[-1].get_cost(Axis.hours) for seed, (theirs, _) in pairs.items()}
-    shares = {seed: [mine.interpolated / whole[seed]] for seed, (_, mine) in hours.items()}
-    leads = {seed: [(mine.interpolated - own.interpolated) / whole[seed]] for seed, (own, mine) in hours.items()}
-    found = replace(estimate([Term(1.0, leads)]), count=min(len(theirs[-1].scores) for theirs, _ in pairs.values()))
+    shares, leads = dict[int, list[float]](), dict[int, list[float]]()
+    for seed, (own, mine) in hours.items():
+        end = pairs[seed][0][-1]  # RoBERTa's last checkpoint
+        whole, count = end.get_cost(Axis.hours), len(end.scores)
+        shares[seed] = [mine.interpolated / whole] * count
+        leads[seed] = [(mine.interpolated - own.interpolated) / whole] * count
+    found = estimate([Term(1.0, leads)])
     verdict = judge_claim(builder.scale, found, expects_more=False)
     record = source.records[0]
     assert isinstance(record, FinetuningRecord)
     reason = explain_undecided(pairs.values(), hours.values(), 100 * record.baseline)
     if not reason and verdict.startswith(FAILS) and any(mine.starts_above for _, mine in hours.values()):
         reason = "MAE-LM's first recorded checkpoint is there already, so its time is an upper bound"
+    machines = {(run.seed, run.device, run.world_size, run.provenance.cpu) for run in source.runs}
+    if not reason and len(machines) > len({run.seed for run in source.runs}):
+        reason = 'two runs of one seed were trained on different machines'
     if reason:
         verdict = qualify(builder.scale, f'{UNDECIDED}: {reason}')
     share = builder.value(ARRIVAL, SHARE, 'share', replace(source, terms=(Term(1.0, shares),)), paper)
-    return [share, builder.make(claim, source, found, verdict, is_compared=True)]
+    return [share, builder.make(claim, source, found, verdict)]
 
 
 def explain_undecided(pairs: Iterable[Pair], hours: Iterable[tuple[Arrival, Arrival]], constant: float) -> str:
@@ -197,6 +204,8 @@ def _pair(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[int, 
         return {}, goal.missing
     if not curves[MAE_LM]:
         return {}, builder.evidence.explain_absence(MAE_LM, column.task)
+    if (last := builder.evidence.score(MAE_LM, column)).missing:
+        return {}, last.missing
     if len(curves[MAE_LM]) == 1:
         return {}, 'one checkpoint of MAE-LM is fine-tuned: its arrival can only be found from earlier ones, too'
     theirs, ours = ([_read(cell, at) for at, cell in curves[model].items()] for model in (ROBERTA, MAE_LM))

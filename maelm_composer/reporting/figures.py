@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
 from maelm_composer.reporting.artefacts import MASK_IN_ENCODER, PAPER_SETTINGS, ROBERTA, find_artefact, label_of
+from maelm_composer.reporting.cells import ENOUGH_SEEDS
 from maelm_composer.reporting.figure3 import LEAD
 from maelm_composer.reporting.ladder import AT_EQUAL_FLOPS
 from maelm_composer.reporting.page import format_x, name_claim
@@ -225,8 +226,11 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) ->
             )
         if row.drawn_interval:
             axis.plot(row.drawn_interval, [line, line], color=color, linewidth=1.6, zorder=2)
-        filling = color if row.drawn_interval else 'white'
-        axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
+        filling = color if row.pretraining_seeds >= ENOUGH_SEEDS else 'white'
+        if math.isinf(row.value or 0.0):
+            axis.text(0.99, line, 'never', color=color, ha='right', va='center', transform=axis.get_yaxis_transform())
+        else:
+            axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
         if row.paper is not None:
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
     axis.axvline(0, color='#555555', linewidth=0.8)

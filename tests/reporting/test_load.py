@@ -45,6 +45,16 @@ def test_models_that_were_measured_differently_are_not_compared(full, kind, patt
         build(full)
 
 
+@pytest.mark.parametrize('key', ['data.shuffle_block_size', 'masking.mlm_probability', 'optimizer.learning_rate'])
+def test_models_that_were_trained_differently_are_not_compared(full, key):
+    for path in (full.records / 'pretraining').glob('*.json'):
+        record = json.loads(path.read_text())
+        record['identity'] |= {key: 'roberta' in path.name, 'model.hidden_size': len(path.name)}
+        path.write_text(json.dumps(record))
+    with pytest.raises(InputError, match=f'are compared, but differ in {key}: '):
+        build(full)
+
+
 def test_whether_ranks_were_measured_makes_no_other_protocol(full):
     changed = json.loads(next((full.records / 'finetuning').glob('rte-medium-roberta-*')).read_text())['protocol']
     change(full, 'finetuning', 'rte-medium-roberta-*', protocol=changed | {'measures_rank': True})
