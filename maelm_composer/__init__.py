@@ -17,6 +17,9 @@ Shape legend, used by every docstring and trailing comment:
     L     layers
     V     vocabulary
 
+A position is an index in the N tokens of a row. A slot is an index in the S tokens that the encoder sees, or in the M
+that are predicted; ``visible_index`` and ``predicted_index`` hold the position of each slot, N if it is unused.
+
 Source of the method: (Meng et al., arXiv:2302.02060, preprint). ``docs/deviations.md`` lists every choice
 that the paper leaves open, or that is taken otherwise than its authors' released code.
 """

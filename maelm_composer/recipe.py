@@ -280,6 +280,7 @@ def _check_model(config: PretrainingConfig) -> None:
     fewest = (math.floor if masking.rounds_at_random else round)(rate * length)  # without a mask there is no loss
     some = 'some rows' if masking.rounds_at_random else 'a row'
     _require(fewest > 0, f'masking.mlm_probability {rate} masks nothing in {some} of {length} tokens')
+    _require(fewest < length, f'masking.mlm_probability {rate} masks all of a row of {length} tokens')
     _require(
         model.decoder is not None or fraction == 1,
         f'model.decoder is null, so masking.encoder_mask_fraction must be 1, not {fraction}: without a decoder the '

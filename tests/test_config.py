@@ -207,10 +207,8 @@ def test_a_path_may_begin_with_the_home_folder(load, monkeypatch):
         ('masking.mlm_probability=0', 'masking.mlm_probability 0.0: must be positive'),
         ('masking.mlm_probability=1', 'masking.mlm_probability 1.0: must be below 1'),
         ('masking.mlm_probability=0.0001', '0.0001 masks nothing in a row of 512 tokens'),
-        (
-            'masking.mlm_probability=0.0015 masking.rounds_at_random=true',
-            '0.0015 masks nothing in some rows of 512 tokens',
-        ),
+        ('masking.mlm_probability=0.9999', '0.9999 masks all of a row of 512 tokens'),
+        ('masking.mlm_probability=0.0015 masking.rounds_at_random=true', '0.0015 masks nothing in some rows of 512'),
         ('model.max_seq_len=3', 'masking.mlm_probability 0.15 masks nothing in a row of 3 tokens'),
         ('model.decoder=null', f'{ABSENT_DECODER} 0.0'),
         ('model.decoder=null masking.encoder_mask_fraction=0.5', f'{ABSENT_DECODER} 0.5'),

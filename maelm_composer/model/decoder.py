@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maelm_composer.config import ModelConfig
+from maelm_composer.data.special_tokens import CLS_ID
 from maelm_composer.masking.collate import Batch
 from maelm_composer.model.kernels.embedding import embed
 from maelm_composer.model.kernels.filled_row import fill_row
@@ -37,10 +38,11 @@ class Decoder(Stack):
             inputs = self.input_projection(inputs)
             if self.has_cross_attention:
                 encoded = self.input_projection(encoded)
+        chosen: Tensor | None = predicted  # the rows of ``inputs`` to predict from; None: all
         if not self.has_self_attention:
             # No position reads another one, so only the predicted ones are computed.
             inputs, positions, segments = (take_rows(x, predicted) for x in (inputs, positions, segments))
-        chosen = predicted if self.has_self_attention else None
+            chosen = None
         hidden = self.add_positions(inputs, positions)
         if not self.has_cross_attention:
             return self.run_layers(hidden, positions, segments, chosen, has_gaps=False)
@@ -71,9 +73,9 @@ def take_padded(values: Tensor, index: Tensor, fill: int = 0) -> Tensor:
 
 
 def shift_right(labels: Tensor, positions: Tensor) -> Tensor:
-    """(B, N) labels -> (B, N) the token before each position; [CLS], which is id 0, at a block's start and in padding.
+    """(B, N) labels -> (B, N) the token before each position; [CLS] at a block's start and in padding.
 
-    PAPER-SILENT: labels leave out only block starts, whose token is always [CLS], and padding.
+    PAPER-SILENT: the labels of this variant are every token but each block's [CLS], and -100 there and in padding.
     """
-    before = functional.pad(labels, (1, -1), value=0)
-    return before.masked_fill(positions == 0, 0).clamp(min=0)
+    before = functional.pad(labels, (1, -1), value=CLS_ID)
+    return before.masked_fill(positions == 0, CLS_ID).clamp(min=CLS_ID)

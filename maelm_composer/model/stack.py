@@ -101,7 +101,7 @@ class Stack(nn.Module):
         elif self.relative_position is not None:
             shared = self.relative_position.between_slots(segment_ids.shape[1])
             chosen = shared[None] if predicted_index is None else shared[:, predicted_index].transpose(0, 1)
-            relative = chosen.expand(len(segments), -1, -1, -1)
+            relative = chosen.expand(len(segments), -1, -1, -1)  # (B, H, T or M, T)
         bias = build_attention_bias(segments, segment_ids, relative)
         if self.is_causal:
             keys = torch.arange(segment_ids.shape[1], device=segment_ids.device)

@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ AXES[LEAD] = "share of RoBERTa's time"  # of its own: other shares are not of ti
 MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#a12622', 'X'), ('#12355b', 's'), ('#777777', 'o')), strict=True))
 # Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
 LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.8, 12.2
+LABEL_LENGTH = 90  # characters of a line of a label, which fit into LABELS
 
 
 def draw_figure1(rows: Sequence[Row]) -> Figure:
@@ -234,7 +236,8 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) ->
         if row.paper is not None:
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
     axis.axvline(0, color='#555555', linewidth=0.8)
-    labels = [(f'{find_artefact(row.artefact).label}: ' if is_named else '') + name_claim(row, ', ') for row in claims]
+    names = [(f'{find_artefact(row.artefact).label}: ' if is_named else '') + name_claim(row, ', ') for row in claims]
+    labels = [textwrap.fill(name, LABEL_LENGTH) for name in names]
     axis.set_yticks(range(len(claims)), labels)
     axis.set_ylim(len(claims) - 0.4, -0.6)
     axis.set_xlabel(AXES.get(unit, unit))
