@@ -23,6 +23,8 @@ else
 $(error STACK=$(STACK) is unknown: default, latest or own)
 endif
 BIN := $(VENV)/bin
+# The interpreter that the caller's PATH has: below, the environment's own comes first.
+override PYTHON := $(or $(shell command -v $(PYTHON) 2>/dev/null),$(PYTHON))
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: demo test test-ranks test-slow test-gpu bench docs lint clean

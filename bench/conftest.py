@@ -194,9 +194,10 @@ def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
     """Merge ``rows`` into the table at ``path``, replacing rows of the same contender, precision and shape."""
+    names = ('contender', 'precision', 'layers', 'hidden_size', 'length', 'batch')
 
     def key(row: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(str(row.get(name, '')) for name in ('contender', 'precision', 'layers', 'length', 'batch'))
+        return tuple(str(row.get(name, '')) for name in names)
 
     new = {key(row) for row in rows}
     merged = [row for row in (read_csv(path) if path.exists() else []) if key(row) not in new] + rows

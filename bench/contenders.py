@@ -59,8 +59,9 @@ class Figures:
 
     def list_quiet_steps(self) -> list[tuple[float, float]]:
         """(others' share, seconds) of the least disturbed half of the timed steps, without the first round."""
-        steps = sorted(zip(self.others[TIMED_STEPS:], self.seconds[TIMED_STEPS:], strict=True))
-        return steps[: (len(steps) + 1) // 2]
+        steps = list(zip(self.others[TIMED_STEPS:], self.seconds[TIMED_STEPS:], strict=True))
+        most = sorted(share for share, _ in steps)[(len(steps) - 1) // 2]
+        return [step for step in steps if step[0] <= most]  # more than half of them where shares are equal
 
     @property
     def step(self) -> float:
@@ -194,7 +195,8 @@ def _read_status(key: str) -> int:
 class Roofline:
     """Times only the matrix products of a forward and backward pass of our RoBERTa, in linear layers and attention.
 
-    torch.matmul computes them in the same shapes and precision. Their time is a lower bound for any implementation.
+    torch.matmul computes them in the same shapes and precision. On a CPU their time is a lower bound for any
+    implementation; on a GPU it contains the launch of each product, which a model's step hides.
     """
 
     def __init__(self, shape: Shape, precision: Precision) -> None:

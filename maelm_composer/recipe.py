@@ -69,11 +69,11 @@ def is_finetuning(paths: Sequence[str], overrides: Sequence[str] = ()) -> bool:
     Raises:
         InputError: a file that cannot be read.
     """
-    keys = {key for path in paths for key in list_keys(path)} | {pair.split('=')[0] for pair in overrides}
+    keys = {key for path in paths for key in read_keys(path)} | {pair.split('=')[0] for pair in overrides}
     return any(key.split('.')[0] in ('task', 'tasks', 'sweep') for key in keys)
 
 
-def list_keys(path: str | Path) -> set[str]:
+def read_keys(path: str | Path) -> set[str]:
     """The keys that a recipe's file sets. Raises InputError if the file cannot be read."""
     return {str(key) for key in _read_yaml(str(path))}
 

@@ -32,7 +32,7 @@ def describe_untested(torch: str) -> str | None:
     """A warning about this version of torch; None if it was tested."""
     if '.'.join(torch.split('.')[:2]) in TESTED_TORCH:
         return None
-    return f'torch {torch} was not tested, {", ".join(TESTED_TORCH)} were: `make test STACK=own` tests it'
+    return f'torch {torch} was not tested, {", ".join(TESTED_TORCH)} were: `make test STACK=own PYTHON=...` tests it'
 
 
 def find_missing(lock: Sequence[str], installed: Mapping[str, str]) -> list[str]:

@@ -27,7 +27,8 @@ class FaultyS3:
     def __init__(self) -> None:
         self.fault: str | None = None
         self.times: int | None = None
-        self.failed = 0  # requests that met a fault
+        self.failed = 0  # requests while there was a fault
+        self.met = 0  # those of them that the fault changes
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._port = 0
         self.start()
@@ -51,19 +52,21 @@ class FaultyS3:
         if self.fault is None:
             return self._moto(environ, respond)
         fault, self.failed = self.fault, self.failed + 1
+        method, is_listing = environ['REQUEST_METHOD'], 'list-type' in environ['QUERY_STRING']
+        self.met += {'lost': method == 'PUT', 'short': method == 'GET', 'unlisted': is_listing}.get(fault, True)
         if self.failed == self.times:
             self.fault = None
         if fault in ('500', '503', '403'):
             code = {'500': 'InternalError', '503': 'SlowDown', '403': 'AccessDenied'}[fault]
             respond(f'{fault} {code}', [('Content-Type', 'application/xml')])
             return [ERROR.format(code, 'as told').encode()]
-        if fault == 'lost' and environ['REQUEST_METHOD'] == 'PUT':
+        if fault == 'lost' and method == 'PUT':
             environ['wsgi.input'].read(int(environ.get('CONTENT_LENGTH') or 0))
             respond('200 OK', [('ETag', '"0"'), ('Content-Length', '0')])
             return [b'']
         if fault == 'late':
             time.sleep(3)
-        if fault == 'short' and environ['REQUEST_METHOD'] == 'GET':
+        if fault == 'short' and method == 'GET':
             return self._answer_half(environ, respond)
         answer = b''.join(self._moto(environ, respond))
         if fault == 'cut':

@@ -9,7 +9,7 @@ import pytest
 
 from bench.faults.command import find_clock
 from bench.faults.faults import KINDS, choose_kinds, draw
-from bench.faults.jobs import JOBS
+from bench.faults.jobs import JOBS, copy_needs
 from bench.faults.memory import find_parent
 from bench.faults.table import assert_drawn_alike, describe_draw
 from maelm_composer.errors import InputError
@@ -40,6 +40,19 @@ def test_kinds_are_chosen_by_name():
         choose_kinds(['SIGKIL'], [])
     with pytest.raises(InputError, match='no kind of fault is left'):
         choose_kinds(['SIGKILL'], ['SIGKILL'])
+
+
+def test_a_job_has_its_work_before_it_and_a_kind_meets_something(tmp_path):
+    for name in ('runs/model/ranks/old.json', 'runs/model/record.json', 'shards/manifest.json', 'recipe.yaml'):
+        path = tmp_path / 'golden' / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{}')
+    copy_needs(JOBS['rank'], tmp_path / 'golden', tmp_path / 'work')
+    found = {str(path.relative_to(tmp_path / 'work')) for path in (tmp_path / 'work').rglob('*') if path.is_file()}
+    assert found == {'recipe.yaml', 'runs/model/record.json', 'shards/manifest.json'}
+    lacks = {kind.name for kind in KINDS if not kind.fits('report')}
+    assert {'SIGKILL of a child', '/dev/shm full', '500', 'byte flipped'} <= lacks
+    assert 'SIGKILL' not in lacks
 
 
 def test_a_rare_kind_is_drawn_rarely():

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from maelm_composer.config import CorpusConfig, DecoderAttention, FinetuningConfig, PretrainingConfig
+from maelm_composer.errors import InputError
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.recipe import is_finetuning, load_config, to_plain
 
@@ -36,6 +37,15 @@ def flatten(node: object, prefix: str = '') -> dict[str, object]:
     if not isinstance(node, dict):
         return {prefix: node}
     return {k: v for key, value in node.items() for k, v in flatten(value, f'{prefix}.{key}'.strip('.')).items()}
+
+
+def test_a_recipe_of_others_runs_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    touch, path = '!!python/object/apply:pathlib.Path.touch', '!!python/object/apply:pathlib.Path [ran]'
+    Path('theirs.yaml').write_text(f'seed: {touch} [{path}]')
+    with pytest.raises(InputError, match=r'theirs\.yaml is not readable YAML: could not determine a constructor'):
+        load_config(PretrainingConfig, ['theirs.yaml'])
+    assert not Path('ran').exists()
 
 
 @pytest.mark.parametrize('name', RECIPES)

@@ -43,6 +43,14 @@ def test_both_sets_hold_what_the_package_asks_for_and_a_tested_torch(name):
     assert all(f' {torch}.' in versions_page for torch in TESTED_TORCH)
 
 
+def test_the_default_set_is_whole():
+    versions = read_versions('constraints.txt')
+    if importlib.metadata.version('torch').partition('+')[0] != versions['torch']:
+        pytest.skip('another set is installed')
+    installed = {normalize_name(each.metadata['Name']) for each in importlib.metadata.distributions()}
+    assert not installed - versions.keys() - {'maelm-composer', 'pip', 'setuptools', 'wheel'}
+
+
 def test_nothing_that_the_package_imports_is_missing():
     """A lock that is installed without dependencies may have holes, which nobody sees before the import."""
     lacking, known, queue = set(), set(), [('maelm-composer', 'dev')]

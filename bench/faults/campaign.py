@@ -157,7 +157,7 @@ class Campaign:
     def inflict(self, fault: Fault) -> dict[str, object]:
         """Run the job with the fault, then again until it ends, and compare; returns what came of it."""
         job = JOBS[fault.job]
-        self.target, self.starts, self.begun = '', 0, time.monotonic()
+        self.target, self.met, self.starts, self.begun = '', True, 0, time.monotonic()
         self._prepare(job)
         try:
             told = self._run_with(job, fault)
@@ -169,7 +169,7 @@ class Campaign:
             outcome, told = Outcome.defect, str(defect)
         lost = time.monotonic() - self.begun - self.seconds[job.name]
         return {
-            'target': self.target,
+            'target': self.target if self.met else 'met nothing',
             'outcome': outcome.value,
             'starts': self.starts,
             'seconds_lost': f'{lost:.1f}',
@@ -186,7 +186,12 @@ class Campaign:
             limits, self.target = replace(limits, **lack), f'{amount:,}'
         if fault.kind.disk:
             self._limit_disk(job, fault)
-        ending = self._disturb(job, fault, limits)
+        for _ in range(MOST_STARTS):
+            ending = self._disturb(job, fault, limits)
+            if self.met or ending.code:
+                break
+            self._prepare(job)  # the job ended, or sent its last request, at that very moment
+            self.starts, self.begun = 0, time.monotonic()
         told = ending.line
         if fault.kind.disk:
             mount('-o', 'remount,rw,size=1g', str(self.work))
@@ -224,8 +229,13 @@ class Campaign:
         mount('-o', f'remount,{option}', str(self.work))
 
     def _disturb(self, job: Job, fault: Fault, limits: Limits) -> Ending:
+        """Run the job once with the fault; ``self.met`` is whether the fault met it."""
+        self.met = True
         if not fault.kind.is_out_of_memory:
-            return self._finish(self._start_and_hit(job, fault, limits))
+            ending = self._finish(self._start_and_hit(job, fault, limits))
+            if fault.kind.signal == signal.SIGKILL and not fault.kind.of_child and ending.code == 0:
+                self.met = False
+            return ending
         with memory_group() as group:
             command = self._start_and_hit(job, fault, replace(limits, memory_group=group.folder))
             processes = command.list_processes()
@@ -234,7 +244,8 @@ class Campaign:
             if victim is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self.target = f'{victim.name()}, {place} of {len(processes) - 1}'
-            if not group.lack(lambda: command.is_running, victim.pid if victim else None) and command.is_running:
+            self.met = group.lack(lambda: command.is_running, victim.pid if victim else None)
+            if not self.met and command.is_running:
                 raise Defect('the kernel has killed no process')
             return self._finish(command)
 
@@ -263,7 +274,8 @@ class Campaign:
             command.signal(kind.signal, choice if kind.of_child else None, to_all=kind.of_all)
         if kind.pause is not None:
             stopped = command.signal(signal.SIGSTOP, choice if kind.of_child else None)
-            command.wait(kind.pause)
+            is_over = command.wait(kind.pause)
+            self.met = kind.of_child or not is_over
             for process in stopped:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
@@ -279,7 +291,7 @@ class Campaign:
         _ = second.line
 
     def _take_server_away(self, how: str, seconds: float) -> None:
-        self.server.times = None
+        self.server.times, before = None, self.server.met
         if how == 'refused':
             self.server.stop()
         else:
@@ -288,6 +300,8 @@ class Campaign:
         if how == 'refused':
             self.server.start()
         self.server.fault = None
+        if how != 'refused':  # those requests cannot be counted
+            self.target, self.met = f'{self.server.met - before} requests', self.server.met > before
 
     def _damage(self, fault: Fault) -> tuple[Path, bytes]:
         """Damage one of the files that the job reads or has made; returns its path and what it held."""

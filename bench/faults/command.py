@@ -49,6 +49,7 @@ int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, st
 }
 """
 CLONE_NEWNS = 0x20000  # <sched.h>
+MS_REC_PRIVATE = 0x4000 | 0x40000  # <sys/mount.h>: mounts below do not reach other namespaces
 PR_CAPBSET_DROP = 24  # <linux/prctl.h>
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2  # <linux/capability.h>
 CAPABILITY_VERSION = 0x20080522
@@ -153,7 +154,8 @@ def _run(job: Job, folder: Path, log: Path, environment: dict[str, str], limits:
     if limits.shared_memory is not None:
         library = ctypes.CDLL(None, use_errno=True)
         size = f'size={limits.shared_memory}'.encode()
-        if library.unshare(CLONE_NEWNS) or library.mount(b'tmpfs', b'/dev/shm', b'tmpfs', 0, size):
+        failed = library.unshare(CLONE_NEWNS) or library.mount(None, b'/', None, MS_REC_PRIVATE, None)
+        if failed or library.mount(b'tmpfs', b'/dev/shm', b'tmpfs', 0, size):
             raise OSError(ctypes.get_errno(), 'a /dev/shm of its own needs the rights to mount one')
     _respect_permissions()
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, resource.RLIM_INFINITY))

@@ -40,8 +40,11 @@ class Kind:
 
     def fits(self, job: str) -> bool:
         """Whether this kind can happen to ``job``: damage only to files that an earlier command has made."""
-        made = set(JOBS[job].needs) - INPUTS
-        return JOBS[job].is_remote if self.server else bool(made) or not self.damage
+        if self.server:
+            return JOBS[job].is_remote
+        if self.of_child or self.limit == 'shared_memory':
+            return JOBS[job].has_children
+        return bool(set(JOBS[job].needs) - INPUTS) or not self.damage
 
 
 SAME, TOLD = (Outcome.same,), (Outcome.same, Outcome.told)

@@ -92,6 +92,7 @@ class Job:
     makes: tuple[str, ...]  # globs of the files that are compared
     is_remote: bool = False  # reads from and writes to a bucket
     launcher: tuple[str, ...] = ()  # program that starts the command; (): a fork of this package
+    has_children: bool = False  # loader workers, ranks or processes of Ray, which share memory
     weight: float = 1.0  # how often the job is drawn; a start of several processes takes ten times as long
 
 
@@ -102,14 +103,15 @@ JOBS = {
     job.name: job
     for job in (
         Job('tokenizer', ('tokenizer', 'corpus.yaml'), ('corpus',), ('shards/tokenizer/*',)),
-        Job('shards', SHARDS, ('corpus', 'shards/tokenizer'), SHARDS_MADE, weight=0.2),
-        Job('train', TRAIN, ('shards',), tuple(f'runs/model/{name}' for name in RUN)),
+        Job('shards', SHARDS, ('corpus', 'shards/tokenizer'), SHARDS_MADE, has_children=True, weight=0.2),
+        Job('train', TRAIN, ('shards',), tuple(f'runs/model/{name}' for name in RUN), has_children=True),
         Job(
             'train on s3',
             (*TRAIN, f'data.remote=s3://{BUCKET}/shards', f'save_folder=s3://{BUCKET}/model'),
             ('shards',),
             tuple(f's3/model/{name}' for name in RUN),
             is_remote=True,
+            has_children=True,
         ),
         Job(
             'train on two ranks',
@@ -117,10 +119,18 @@ JOBS = {
             ('shards',),
             tuple(f'runs/model/{name}' for name in RUN),
             launcher=(str(Path(sys.executable).with_name('composer')), '-n', '2', '-m', 'maelm_composer.train'),
+            has_children=True,
             weight=0.2,
         ),
         Job('finetune', ('train', 'finetuning.yaml'), ('runs', 'tasks'), ('finetuned/**/*',)),
-        Job('sweep', ('sweep', 'sweep.yaml'), ('runs', 'tasks'), ('swept/*.json', 'swept/*.csv'), weight=0.2),
+        Job(
+            'sweep',
+            ('sweep', 'sweep.yaml'),
+            ('runs', 'tasks'),
+            ('swept/*.json', 'swept/*.csv'),
+            has_children=True,
+            weight=0.2,
+        ),
         Job('rank', ('rank', 'runs/model', '--max-tokens', '4000'), ('runs', 'shards'), ('runs/model/ranks/*.json',)),
         Job('export', ('export', 'runs/model', 'exported', '--all-checkpoints'), ('runs',), ('exported/**/*',)),
         Job(
@@ -128,6 +138,7 @@ JOBS = {
             ('suite', '--scale', 'demo', '--artefacts', 'figure5', '--settings', 'suite.yaml'),
             ('corpus', 'shards'),
             ('results/demo/figure5.csv', 'results/demo/records/**/*'),
+            has_children=True,
             weight=0.2,
         ),
         Job('report', ('report', '--scale', 'ladder', '--results', 'results'), ('results',), ('results/ladder/*.*',)),
@@ -150,7 +161,7 @@ def write_inputs(folder: Path) -> None:
 
 
 def copy_needs(job: Job, source: Path, target: Path) -> None:
-    """Copy what ``job`` needs, and the recipes."""
+    """Copy what ``job`` needs, and the recipes, but nothing that ``job`` itself makes."""
     target.mkdir(parents=True, exist_ok=True)
     for path in (*source.glob('*.yaml'), *(source / name for name in job.needs)):
         place = target / path.relative_to(source)
@@ -158,14 +169,18 @@ def copy_needs(job: Job, source: Path, target: Path) -> None:
             shutil.copytree(path, place, symlinks=True)
         else:
             shutil.copy2(path, place)
+    for path in _list_made(job, target):
+        path.unlink()
+
+
+def _list_made(job: Job, folder: Path) -> list[Path]:
+    return sorted({path for glob in job.makes for path in folder.glob(glob) if path.is_file()})
 
 
 def describe_results(job: Job, folder: Path) -> dict[str, str]:
     """Names and hashes of the files that ``job`` has made, without what may differ, such as times."""
-    found = {
-        path for glob in job.makes for path in folder.glob(glob) if path.is_file() and not path.name.startswith('.')
-    }
-    return {str(path.relative_to(folder)): hashlib.sha256(_read_untimed(path)).hexdigest() for path in sorted(found)}
+    found = [path for path in _list_made(job, folder) if not path.name.startswith('.')]
+    return {str(path.relative_to(folder)): hashlib.sha256(_read_untimed(path)).hexdigest() for path in found}
 
 
 def _read_untimed(path: Path) -> bytes:

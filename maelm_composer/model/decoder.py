@@ -38,11 +38,10 @@ class Decoder(Stack):
             inputs = self.input_projection(inputs)
             if self.has_cross_attention:
                 encoded = self.input_projection(encoded)
-        chosen: Tensor | None = predicted  # the rows of ``inputs`` to predict from; None: all
         if not self.has_self_attention:
             # No position reads another one, so only the predicted ones are computed.
             inputs, positions, segments = (take_rows(x, predicted) for x in (inputs, positions, segments))
-            chosen = None
+        chosen = predicted if self.has_self_attention else None  # None: all rows of ``inputs``
         hidden = self.add_positions(inputs, positions)
         if not self.has_cross_attention:
             return self.run_layers(hidden, positions, segments, chosen, has_gaps=False)

@@ -173,11 +173,11 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
     for run in runs:
         other = first.setdefault(run.seed, run)
         here, there = _describe_training(run), _describe_training(other)
-        for name in here.keys() & there.keys():
-            if here[name] != there[name]:
+        for name in sorted(here.keys() | there.keys()):
+            if here.get(name) != there.get(name):
                 raise InputError(
                     f'{other.run_name} and {run.run_name} are compared, but differ in {name}: '
-                    f'{there[name]} and {here[name]}'
+                    f'{there.get(name)} and {here.get(name)}'
                 )
 
 

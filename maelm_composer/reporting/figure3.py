@@ -94,7 +94,7 @@ def _compare(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[in
     pairs, missing = _pair(builder, column, curves)
     cells = [cell for curve in curves.values() for cell in curve.values()]
     source = replace(average(cells or [Cell(missing=missing)]), terms=(), missing=missing)
-    counts = {seed: len(theirs[-1].scores) for seed, (theirs, _) in pairs.items()}
+    counts = {seed: len(theirs[-1].scores) for seed, (theirs, _) in pairs.items()}  # fine-tuning seeds
     by_axis: dict[Axis, tuple[Cell, dict[int, tuple[Arrival, Arrival]]]] = {}
     rows = []
     for axis in Axis:
@@ -111,11 +111,15 @@ def _compare(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[in
             name = f'{axis.name}, {way.replace("_", " ")}'
             rows.append(builder.value(ARRIVAL, name, axis.value, replace(cell, terms=(Term(1.0, costs),))))
         by_axis[axis] = cell, arrivals
-    return rows + _compare_hours(builder, pairs, *by_axis[Axis.hours])
+    return rows + _compare_hours(builder, pairs, counts, *by_axis[Axis.hours])
 
 
 def _compare_hours(
-    builder: RowBuilder, pairs: Mapping[int, Pair], source: Cell, hours: Mapping[int, tuple[Arrival, Arrival]]
+    builder: RowBuilder,
+    pairs: Mapping[int, Pair],
+    counts: Mapping[int, int],
+    source: Cell,
+    hours: Mapping[int, tuple[Arrival, Arrival]],
 ) -> list[Row]:
     """MAE-LM's time to RoBERTa's final accuracy as a share of RoBERTa's, and the claim.
 
@@ -128,10 +132,9 @@ def _compare_hours(
         return [builder.value(ARRIVAL, SHARE, 'share', source, paper), builder.make(claim, source, None)]
     shares, leads = dict[int, list[float]](), dict[int, list[float]]()
     for seed, (own, mine) in hours.items():
-        end = pairs[seed][0][-1]  # RoBERTa's last checkpoint
-        whole, count = end.get_cost(Axis.hours), len(end.scores)
-        shares[seed] = [mine.interpolated / whole] * count
-        leads[seed] = [(mine.interpolated - own.interpolated) / whole] * count
+        whole = pairs[seed][0][-1].get_cost(Axis.hours)  # RoBERTa's
+        shares[seed] = [mine.interpolated / whole] * counts[seed]
+        leads[seed] = [(mine.interpolated - own.interpolated) / whole] * counts[seed]
     found = estimate([Term(1.0, leads)])
     verdict = judge_claim(builder.scale, found, expects_more=False)
     record = source.records[0]

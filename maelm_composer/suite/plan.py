@@ -239,7 +239,7 @@ class _Planner:
         comparable = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
         slots = float(max(1, len(os.sched_getaffinity(0)) // config.sweep.cpus_per_run))
         if not self.device.is_cpu and config.sweep.gpus_per_run:
-            slots = min(slots, self.device.count / config.sweep.gpus_per_run)
+            slots = self.device.count / config.sweep.gpus_per_run
         done, total, bases = 0, 0, set()
         left: dict[str, float] = {}
         for name in step.tasks:

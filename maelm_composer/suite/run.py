@@ -48,7 +48,7 @@ from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import print_tables, report, write_tables
 from maelm_composer.suite.cost import describe_device
-from maelm_composer.suite.plan import Forecast, plan_suite, sum_seconds
+from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
 from maelm_composer.sweep.run import sweep
 from maelm_composer.training.run import pretrain
@@ -68,10 +68,10 @@ def start_suite(
     When all is made, the planner's estimate is compared with the time that was taken.
     """
     suite = settle_precision(suite)
-    device = None
-    with contextlib.suppress(InputError):  # the planner does not know every GPU; the suite runs without an estimate
-        device = describe_device()
-    planned = plan_suite(suite, artefacts, device) if device else []  # a damaged record is told before the work
+    planned: list[Item] = []
+    # The planner does not know every GPU, and a file that the suite would write anew may be damaged: no estimate then.
+    with contextlib.suppress(InputError):
+        planned = plan_suite(suite, artefacts, describe_device())
     forecast, start = Forecast(planned), time.monotonic()
 
     def note(step: Step, took: float) -> None:

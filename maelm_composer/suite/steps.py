@@ -14,7 +14,7 @@ from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, Pre
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local
 from maelm_composer.precision import read_choice
-from maelm_composer.recipe import list_keys, load_config, split_arguments
+from maelm_composer.recipe import load_config, read_keys, split_arguments
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, Artefact, Demand, Model, artefacts_of, tasks_of
 from maelm_composer.shipped import find_shipped
 from maelm_composer.tasks.catalogue import find_task
@@ -154,7 +154,8 @@ def load_suite(
         if more.extends:
             raise InputError(f'{added}: extends is for the files of {SETTINGS_FOLDER}; name the scale with --scale')
         lists = {name: getattr(settings, name) + getattr(more, name) for name in LISTS}
-        others = {name: getattr(more if name in list_keys(added) else settings, name) for name in REPLACED}
+        given = read_keys(added)
+        others = {name: getattr(more if name in given else settings, name) for name in REPLACED}
         settings = replace(settings, **lists, **others, rank_tokens=min(settings.rank_tokens, more.rank_tokens))
         path = Path(added)  # named in errors: the scale's own settings are tested
     overlays = dict.fromkeys(s for a in artefacts_of(scale) for d in a.demands for s in d.model.overlay_names)

@@ -64,7 +64,8 @@ def sweep(config: FinetuningConfig) -> SweepResult:
 
     Raises:
         InputError: before any run, if checkpoint, data, tasks or search space cannot be used, or no machine is large
-            enough for a run. A run that fails raises nothing; its record is in ``failures``.
+            enough for a run; also later, if the last such machine leaves. A run that fails raises nothing; its record
+            is in ``failures``.
     """
     assert_local(config.save_folder, 'save_folder')
     tasks = list_tasks(config)
@@ -73,7 +74,7 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     with connect_ray(), ending_with_ray():
         num_gpus = config.sweep.gpus_per_run if ray.cluster_resources().get('GPU', 0) else 0
         _count_slots(config, num_gpus)  # raises if no run fits
-        if config.task is not None and {*config.sweep.tasks} - {config.task}:
+        if config.task is not None and config.sweep.tasks and config.task not in config.sweep.tasks:
             tell(f'sweeping over {config.task} alone, since task is set (task=null: over sweep.tasks)')
         # Each task's checkpoint and data are read once, on the machines that will make the runs.
         remote_inspect = ray.remote(num_cpus=1)(inspect_task)

@@ -240,7 +240,7 @@ def _read_texts(task: Task, table: pyarrow.Table, where: str) -> tuple[list[str]
     texts = [_list_cells(_take_column(table, name, where, *TEXT), name, where) for name in task.text_columns]
     key = ID_COLUMNS[task.kind]
     ids = _list_cells(table.column(key), key, where) if key in table.column_names else range(table.num_rows)
-    if None in ids:
+    if None in ids or '' in ids:
         raise InputError(f'{where}: column {key!r} has empty cells')
     ids = [str(i) for i in ids]
     if task.kind == SPAN and len(set(ids)) < len(ids):  # answers are written and scored by id

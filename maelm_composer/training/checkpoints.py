@@ -97,7 +97,7 @@ class CheckpointSaver(Callback):
             self._remove_outdated()
 
     def _hint(self) -> str:
-        with contextlib.suppress(OutageError):
+        with contextlib.suppress(InputError):  # as of an outage
             before = read_latest(self.folder.uri)
             return f'; the previous checkpoint ({before}) is complete' if before else '; there is no previous one'
         return ''

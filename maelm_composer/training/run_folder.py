@@ -150,7 +150,6 @@ class RunFolder:
 
         Raises:
             OutageError: the object store does not answer; the checkpoints that it lacks are still in ``unsent``.
-            InputError: a node's part of such a checkpoint is missing.
         """
         while self.unsent:
             folder = self.local / UNSENT / self.unsent[0]
@@ -169,32 +168,21 @@ class RunFolder:
                         raise OutageError(f'{join(url, min(lost))}: was accepted, but is not there')
             with raise_on_all_ranks():
                 if dist.get_global_rank() == 0:
-                    self._assert_sent(folder.name)
                     self.write(LATEST, folder.name)
             del self.unsent[0]
             if dist.get_local_rank() == 0:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _assert_sent(self, name: str) -> None:
-        """Raise InputError if the store lacks a file of the checkpoint ``name``, as of a node that was not started."""
-        url = join(self.uri, name)
-        progress = self.read(f'{name}/{PROGRESS}')
-        files = {PROGRESS, *(parse_json(progress, join(url, PROGRESS)).get('hashes', ()) if progress else ())}
-        if missing := files - {*list_names(url, recursive=True)}:
-            raise InputError(
-                f'{join(url, min(missing))} is not uploaded: start the run on every machine that trained it, or delete '
-                f'{self.local / UNSENT} to resume from the checkpoint before'
-            )
-
     def recover(self) -> None:
         """Upload the checkpoints that an earlier process of this run could not upload. Called by every rank.
 
         Raises:
-            InputError: these checkpoints are of another address, or the object store no longer has their run.
+            InputError: these checkpoints are of another address, the object store no longer has their run, or a node
+                that holds a part of them was not started.
         """
         if not self.is_remote:
             return
-        waiting: set[str] | None = None
+        parts: dict[str, list[str]] | None = None  # checkpoint -> its files on this node
         with raise_on_all_ranks():
             if dist.get_local_rank() == 0:
                 waiting = {path.name for path in (self.local / UNSENT).glob(f'{CHECKPOINT_PREFIX}*')}
@@ -205,12 +193,28 @@ class RunFolder:
                             f'{self.local / UNSENT} holds checkpoints of another run, which were not uploaded to '
                             f'{address.decode()}: resume that run there, or delete the folder'
                         )
-                    waiting = {name for name in waiting if name > (read_latest(self.uri) or '')}
-        held = [names for names in dist.all_gather_object(waiting) if names is not None]
-        self.unsent = sorted(set.intersection(*held))  # each node holds its own part
+                    latest = read_latest(self.uri) or ''
+                    waiting = {name for name in waiting if name > latest}
+                parts = {name: list_names(str(self.local / UNSENT / name), recursive=True) for name in waiting}
+        held = [of_node for of_node in dist.all_gather_object(parts) if of_node is not None]
+        self.unsent = sorted(set.intersection(*map(set, held)))  # each node holds its own part
+        with raise_on_all_ranks():
+            for name in self.unsent if dist.get_global_rank() == 0 else ():
+                self._assert_whole(name, {file for of_node in held for file in of_node[name]})
         self.send()
         if dist.get_local_rank() == 0:
             shutil.rmtree(self.local / UNSENT, ignore_errors=True)
+
+    def _assert_whole(self, name: str, files: set[str]) -> None:
+        """Raise InputError unless ``files`` and those in the object store are the whole checkpoint ``name``."""
+        place = self.local / UNSENT / name / PROGRESS
+        progress = read_file(str(place))
+        needed = {PROGRESS, *(parse_json(progress, str(place)).get('hashes', ()) if progress else ())}
+        if not needed <= files and (missing := needed - files - {*list_names(join(self.uri, name), recursive=True)}):
+            raise InputError(
+                f'{join(self.uri, name)} lacks {min(missing)}, which another machine holds: start the run on every '
+                f'machine that trained it, or delete {self.local / UNSENT} to resume from the checkpoint before'
+            )
 
     def fetch(self, name: str) -> Path:
         """Return a checkpoint's local folder, downloaded to every node if need be. Called by every rank."""

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import (
     BartConfig,
-    BartModel,
     DistilBertConfig,
     DistilBertModel,
     MPNetConfig,
@@ -139,7 +138,28 @@ def test_code_in_a_hugging_face_folder_never_runs(tmp_path):
     path.write_text(json.dumps(changed | {'auto_map': {'AutoConfig': 'evil.Config', 'AutoModel': 'evil.Model'}}))
     with pytest.raises(InputError, match='theirs: neither a checkpoint of ours nor a Hugging Face encoder'):
         load_pretrained(str(tmp_path / 'theirs'))
+    path.write_text(path.read_text().replace('"evil"', '"roberta"'))  # a stock class, which is used
+    assert isinstance(load_pretrained(str(tmp_path / 'theirs')).encoder, Encoder)
     assert not (tmp_path / 'ran').exists()
+
+
+class Hostile:
+    """Creates the file ``ran`` when it is unpickled."""
+
+    def __reduce__(self):
+        return Path('ran').touch, ()
+
+
+def test_an_old_pickle_of_weights_runs_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = RobertaModel(RobertaConfig(vocab_size=V, **SIZES))
+    model.save_pretrained('theirs')
+    write_tokenizer(tmp_path / 'theirs')
+    Path('theirs/model.safetensors').unlink()
+    torch.save(model.state_dict() | {'more': Hostile()}, 'theirs/pytorch_model.bin')
+    with pytest.raises(InputError, match='theirs: '):
+        load_pretrained('theirs')
+    assert not Path('ran').exists()
 
 
 def test_an_object_store(run, s3):
@@ -299,8 +319,8 @@ class TestHuggingFace:
             load_pretrained(folder, Implementation.ours)
 
     def test_an_encoder_with_a_decoder_is_refused(self, tmp_path):
-        config = BartConfig(vocab_size=V, d_model=32, encoder_layers=1, decoder_layers=1, max_position_embeddings=N)
-        folder = self.write(tmp_path / 'bart', BartModel(config))
+        folder = tmp_path / 'bart'
+        BartConfig().save_pretrained(folder)
         with pytest.raises(InputError, match='bart is an encoder with a decoder: name an encoder'):
             load_pretrained(str(folder))
 

@@ -44,6 +44,7 @@ from maelm_composer.recipe import load_config
 sys.exit(sweep_and_print(load_config(FinetuningConfig, ['recipe.yaml'], sys.argv[1:])))
 """
 WITH_ONE_GPU = """
+import ray
 ray.init(address='local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
 """
 
@@ -317,7 +318,7 @@ def test_runs_share_a_gpu_that_ray_hands_out(start):
 
     driver = start('save_folder=never', *one_point, 'sweep.gpus_per_run=2', before=WITH_ONE_GPU)
     out, _ = driver.communicate(timeout=300)
-    assert 'sweep.gpus_per_run 2: Ray has 2 cores and 1 GPUs' in out.replace('\n', ' ')
+    assert 'sweep.gpus_per_run 2: no machine of Ray has as much (2 CPU, 1 GPU)' in out.replace('\n', ' ')
 
 
 @pytest.mark.slow

@@ -192,6 +192,13 @@ def test_what_an_outage_kept_here_is_uploaded_by_the_next_start(
     end_outage(server)
     with pytest.raises(InputError, match=r'\.unsent holds checkpoints .* s3://runs/checkpoints: resume that run there'):
         pretrain(recipe('save_folder=s3://runs/elsewhere'))
+    weights = Path('runs/recipe/.unsent', kept[-1], 'model.safetensors')
+    weights.rename('elsewhere')  # as a part of another machine that was not started
+    with pytest.raises(
+        InputError, match=rf'{kept[-1]} lacks model.safetensors, which another machine holds: start the'
+    ):
+        pretrain(recipe(remote))
+    Path('elsewhere').rename(weights)
     pretrain(recipe(remote))
     assert f'resuming from {int(kept[-1][8:])} samples' in said(capsys)
     assert list_names(bucket) >= {*kept, 'samples-000000000384'}
