@@ -213,7 +213,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(recipe):
 @pytest.mark.parametrize(
     'bytes_left, what', [(50_000, 'samples-000000000256 could not .*recipe'), (500, 'recipe/metrics.csv could not .*')]
 )
-def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe, monkeypatch, bytes_left, what):
+def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe, bytes_left, what):
     import resource
 
     config = recipe('training.max_samples=256', 'training.eval_interval_samples=256')
@@ -225,14 +225,14 @@ def test_a_disk_that_is_full_is_told_and_costs_no_checkpoint(recipe, monkeypatch
         resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, limits[1]))
 
     publish = RunFolder.publish
-    monkeypatch.setattr(RunFolder, 'publish', publish_and_fill_up)
-    try:
-        with pytest.raises(InputError, match=rf'{what}: File too large; .*samples-000000000128'):
+    told = pytest.raises(InputError, match=rf'{what}: File too large; .*samples-000000000128')
+    with told, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, 'publish', publish_and_fill_up)
+        try:
             pretrain(config)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    monkeypatch.undo()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, handler)
     assert [p.name for p in Path(config.save_folder).glob('*samples-*')] == ['samples-000000000128']
     pretrain(config)
 
