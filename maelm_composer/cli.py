@@ -320,12 +320,12 @@ def doctor(clean: Annotated[bool, typer.Option(help='Remove the shared memory of
             path.unlink(missing_ok=True)
     print(f'left behind by ended runs: {len(dead)} shared-memory segments and lock files{", removed" if clean else ""}')
     if dead and not clean:
-        print('they are harmless but take memory; `maelm doctor --clean` removes them')
+        print('dead segments take memory, nothing else; `maelm doctor --clean` removes them')
 
 
 def _choose(options: type[EnumType], name: str) -> EnumType:
     if name not in options.__members__:
-        raise InputError(f'{name!r} is not one of {", ".join(options.__members__)}')
+        raise InputError(f'--{options.__name__.lower()} {name}: must be one of {", ".join(options.__members__)}')
     return options[name]
 
 

@@ -19,7 +19,7 @@ SECONDS_TO_ANSWER = 10
 # Ray's processes without which its calls wait for up to a minute, or forever. A raylet ends with its agents.
 SERVERS, AGENTS = {'raylet', 'gcs_server'}, ('ray::DashboardAgent', 'ray::RuntimeEnvAgent', 'agent.py', 'agent/main.py')
 UNSTARTED = 'timed out during startup', 'Failed to start GCS'  # Ray's words where a server of its own does not answer
-DEAD = 'a server process of Ray has died, most likely because memory ran out: the same command goes on'
+DEAD = 'a server process of Ray has died, most likely because memory ran out: the same command resumes'
 
 
 class LostWorkerError(InputError):

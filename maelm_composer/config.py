@@ -99,17 +99,17 @@ class DataConfig:
 @dataclass
 class MaskingConfig:
     mlm_probability: float = number(0.15, above=0, below=1)  # share of the positions that are masked
-    encoder_mask_fraction: float = number(0.0, at_least=0, at_most=1)  # δ: share of [MASK]s in the encoder
+    encoder_mask_fraction: float = number(0.0, at_least=0, at_most=1)  # δ: share of the [MASK]s that the encoder sees
     encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token  # at a masked position in the encoder
-    decoder_resets_masks: bool = False  # true: e_[MASK] in place of the encoder's output at such a position
+    decoder_resets_masks: bool = False  # true: the decoder reads e_[MASK] there, not the encoder's output
     position_ids: PositionIds = PositionIds.aligned  # consecutive: renumbered (Table 2)
     masks_special_tokens: bool = False  # true: [CLS] and [SEP] are masked like other tokens, as by the authors
-    rounds_at_random: bool = False  # authors: true, floor(0.15 N + U[0, 1)) positions
+    rounds_at_random: bool = False  # true: floor(0.15 N + U[0, 1)) masks in a row, as by the authors
 
 
 @dataclass
 class DecoderConfig:
-    num_hidden_layers: int = 4  # layers
+    num_hidden_layers: int = 4  # layers; model.decoder=null: no decoder, plain MLM
     hidden_size: int = 768  # width; if it is not the encoder's, linear layers convert
     num_attention_heads: int = 12  # heads; they divide the width
     intermediate_size: int = 3072  # width of the feed-forward network
@@ -133,15 +133,15 @@ class ModelConfig:
     initializer_range: float = 0.02  # standard deviation of the initial weights
     relative_position_buckets: int = number(32, at_least=0)  # 0: no relative positions
     relative_position_max_distance: int = 128  # tokens; farther ones share the last bucket
-    relative_position_function: RelativePositionFunction = RelativePositionFunction.t5  # which buckets
-    relative_position_init: RelativePositionInit = RelativePositionInit.normal  # local: near tokens first
+    relative_position_function: RelativePositionFunction = RelativePositionFunction.t5  # T5's buckets or the authors'
+    relative_position_init: RelativePositionInit = RelativePositionInit.normal  # local: higher biases for near tokens
     head_bias_init: HeadBiasInit = HeadBiasInit.zeros  # unigram: log frequencies of the training tokens
     decoder: DecoderConfig | None = field(default_factory=DecoderConfig)  # null: plain MLM
 
 
 @dataclass
 class OptimizerConfig:
-    learning_rate: float = 5e-4  # its peak, after the warm-up
+    learning_rate: float = 5e-4  # peak, after the warm-up
     warmup_samples: int = number(20_480_000, at_least=0)  # rows of linear warm-up, from 0 to the peak
     schedule: Schedule = Schedule.linear  # of the learning rate after the warm-up: decay to 0, or its peak throughout
     adam_beta1: float = number(0.9, above=0, below=1)  # decay of the first moment
@@ -160,7 +160,7 @@ class TrainingConfig:
     precision: Precision = Precision.bf16  # auto: the faster of bf16 and fp32 on the device
     compile: bool = True  # torch.compile
     activation_checkpointing: bool = False  # true: layers are computed again in the backward pass, to save memory
-    attention: AttentionBackend = AttentionBackend.auto  # the start screen and the record show the choice
+    attention: AttentionBackend = AttentionBackend.auto  # kernel; the start screen shows the choice of auto
     sharding: Sharding = Sharding.ddp  # not ddp: the ranks divide weights, gradients and optimizer states
     eval_interval_samples: int = 20_480_000  # rows between validations
     eval_rows: int = 8192  # rows of a validation
@@ -191,7 +191,7 @@ class TaskDataConfig:
     folder: str | None = None  # files: holds glue/<task>/*.parquet and squad_v2/*.parquet
     max_train_examples: int | None = None  # a sample, equal for all models and seeds; null: all
     max_train_examples_of: dict[str, int] = field(default_factory=dict)  # by task, overrides the number for all
-    max_dev_examples: int | None = None  # likewise of each evaluation split; null: all
+    max_dev_examples: int | None = None  # a sample of each evaluation split; null: all
 
     def limit(self, task_name: str) -> int | None:
         return self.max_train_examples_of.get(task_name, self.max_train_examples)
@@ -210,8 +210,8 @@ class TaskConfig:
     files: dict[str, str] = field(default_factory=dict)  # train and evaluation splits: .parquet, .csv or .jsonl files
     dataset: str | None = None  # in place of files: hub name or local folder
     config_name: str | None = None  # dataset: configuration of the data set
-    splits: dict[str, str] = field(default_factory=dict)  # dataset: its names; empty: train, dev: validation
-    group: str = 'glue_small'  # whose search space the task has unless sweep.search names the task
+    splits: dict[str, str] = field(default_factory=dict)  # names in dataset; empty: train, and validation as dev
+    group: str = 'glue_small'  # search space of the task unless sweep.search names the task
 
 
 @dataclass
@@ -257,7 +257,7 @@ class FinetuningConfig:
     save_folder: str = 'finetuned'  # of one JSON record and one file of predictions per run
     implementation: Implementation = Implementation.auto  # of a Hugging Face encoder; auto: ours if equivalent
     seed: int = number(1, at_least=0)  # of the head's initial weights, the order of the examples and dropout
-    learning_rate: float = 3e-5  # its peak, after the warm-up
+    learning_rate: float = 3e-5  # peak, after the warm-up
     batch_size: int = 32  # rows of a step
     device_train_microbatch_size: int | None = None  # rows per forward pass; null: all rows of a step
     max_epochs: int = 3  # epochs

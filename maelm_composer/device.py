@@ -17,7 +17,7 @@ from maelm_composer.errors import InputError
 FILES = 65_536
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LESS_MEMORY = 'lower training.device_train_microbatch_size or data.num_workers'
-MORE_SHARED_MEMORY = 'enlarge /dev/shm (docker run --shm-size) or remove what `maelm doctor` finds there'
+MORE_SHARED_MEMORY = 'enlarge /dev/shm (docker run --shm-size) or run `maelm doctor --clean`'
 
 
 def find_device() -> torch.device:

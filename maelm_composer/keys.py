@@ -46,7 +46,7 @@ def list_keys(kind: str, section: str = '') -> list[Key]:
 
 def print_keys(kind: str, section: str = '') -> None:
     """Print the table of :func:`list_keys`."""
-    table = begin_table('key', 'values', 'default', '')
+    table = begin_table('key', 'values', 'default', 'meaning')
     for key in list_keys(kind, section):
         table.add_row(key.name, key.values, key.default, key.meaning)
     open_console().print(table)
@@ -57,7 +57,7 @@ def format_markdown() -> str:
     lines = ['# Keys', '', 'Made from `maelm_composer/config.py` by `maelm keys --markdown`. `null` is no value.']
     for kind, root in KINDS.items():
         lines += ['', f'## {kind}', '', str(inspect.getdoc(root)).replace('``', '`').split('\n\n')[0], '']
-        lines += ['| key | values | default | |', '|---|---|---|---|']
+        lines += ['| key | values | default | meaning |', '|---|---|---|---|']
         for key in list_keys(kind):
             cells = (f'`{key.name}`', key.values, key.default and f'`{key.default}`', key.meaning)
             lines.append(f'| {" | ".join(cell.replace("|", "¦") for cell in cells)} |')

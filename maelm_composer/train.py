@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
             print_keys('finetuning' if is_finetuning(recipes, overrides) else 'pretraining')
             return
         if not recipes:
-            raise InputError('usage: composer train.py RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]')
+            raise InputError('no recipe: maelm train RECIPE.yaml [OVERLAY.yaml ...] [key=value ...]')
         # The import of torch takes seconds, so an invalid recipe fails before it.
         if is_finetuning(recipes, overrides):
             _finetune_once(load_config(FinetuningConfig, recipes, overrides))

@@ -129,7 +129,7 @@ def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: 
         return find_shards(DataConfig(remote=data), pretrained.tokenizer, pretrained.max_seq_len)
     found = find_encoder(checkpoint)
     if found is None or found.run is None:
-        raise InputError(f'{checkpoint} has no pretraining recipe that names its shards: name some, or text files')
+        raise InputError(f'{checkpoint} has no pretraining recipe that names its shards: give --data or --text')
     return find_shards(read_recipe(found).data, pretrained.tokenizer, pretrained.max_seq_len)
 
 
@@ -187,7 +187,7 @@ def _measure(number: int, layer: _Layer, options: RankOptions) -> LayerRanks:
 
 def print_ranks(record: RankRecord) -> None:
     """Print a table of the record, one line per layer."""
-    ranks = ('layer', 'rank, no [MASK]', 'with: all', 'real', '[MASK]')
+    ranks = ('layer', 'rank without [MASK]', 'with, all', 'with, real', 'with, [MASK]')
     shares = ('[MASK] outside', 'real outside', 'median angle', 'rank-1 residual')
     table = begin_table(right=(*ranks, *shares))
     for layer in record.layers:

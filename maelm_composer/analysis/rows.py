@@ -55,7 +55,7 @@ def find_shards(config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_seq_
     if manifest.max_seq_len > max_seq_len:
         raise InputError(
             f'{config.remote} has rows of {manifest.max_seq_len} tokens, the encoder takes {max_seq_len}: '
-            'choose other shards, or give text files instead'
+            'give other shards (--data) or text files (--text)'
         )
     content = read_tokenizer_files(join(config.remote, TOKENIZER)).get(TOKENIZER_FILE)
     if content is None or Tokenizer.from_buffer(content).get_vocab() != tokenizer.get_vocab():

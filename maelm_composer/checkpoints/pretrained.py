@@ -179,7 +179,7 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
     if not tokenizer.is_fast:
         raise InputError(f'{name}: its tokenizer has no fast version')
     if None in (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id):
-        raise InputError(f'{name}: its tokenizer lacks a token that begins, separates or pads a sequence')
+        raise InputError(f'{name}: the tokenizer lacks cls_token, sep_token or pad_token')
     if len(tokenizer) > theirs.vocab_size:
         raise InputError(f'{name} has {len(tokenizer)} tokens, its model only {theirs.vocab_size}')
     weights = {key: value for key, value in model.state_dict().items() if not key.startswith(huggingface.POOLER)}

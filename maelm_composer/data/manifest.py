@@ -58,7 +58,7 @@ def load_manifest(remote: str) -> Manifest:
         splits = {name: SplitStatistics(**split) for name, split in fields.pop('splits').items()}
         return Manifest(splits=splits, **fields)
     except (TypeError, KeyError, AttributeError) as error:
-        raise InputError(f'{where} is not a manifest of this version: {error}') from None
+        raise InputError(f'{where} is not a manifest of this version ({error}): {REMAKE}') from None
 
 
 def load_id_counts(remote: str) -> list[int]:

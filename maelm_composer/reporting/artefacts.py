@@ -222,7 +222,7 @@ OWN = Artefact(
 LADDERS = {
     scale: Artefact(
         'ladder',
-        'The ladder: both models against the compute of pretraining',
+        "The ladder: both models on equal rows, by FLOPs of RoBERTa's pretraining",
         'RoBERTa keeps dimensions for [MASK]; MAE-LM uses more for real tokens, and fine-tunes better',
         tuple(Demand(model, (Role.quick,), rank=True) for rung in rungs for model in rung.models),
     )

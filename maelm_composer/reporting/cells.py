@@ -140,7 +140,7 @@ def combine(parts: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell
         common = find_common_seeds(terms)
         lacking = sorted(set().union(*(term.values for term in terms)) - set(common))
         if lacking:
-            text = f'pretraining seeds {", ".join(map(str, lacking))} have only a part of it'
+            text = f'pretraining seeds {", ".join(map(str, lacking))} lack a part of the comparison'
             (notes if common else missing).append(text)
             parts = [(weight, restrict(cell, common)) for weight, cell in parts]
     return Cell(

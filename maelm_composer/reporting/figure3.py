@@ -210,7 +210,7 @@ def _pair(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[int, 
     if (last := builder.evidence.score(MAE_LM, column)).missing:
         return {}, last.missing
     if len(curves[MAE_LM]) == 1:
-        return {}, 'one checkpoint of MAE-LM is fine-tuned: its arrival can only be found from earlier ones, too'
+        return {}, 'one checkpoint of MAE-LM is fine-tuned: time to accuracy needs earlier checkpoints, too'
     theirs, ours = ([_read(cell, at) for at, cell in curves[model].items()] for model in (ROBERTA, MAE_LM))
     pairs = {}
     for seed in sorted(set.intersection(*map(set, (*theirs, *ours)))):

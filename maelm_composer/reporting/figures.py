@@ -49,16 +49,17 @@ STYLES = {'RoBERTa': DARK, 'MAE-LM': LIGHT}
 AXES = {
     'points': 'points',
     'rank': 'dimensions of the effective rank',
-    'percent': "% of RoBERTa's",
+    'percent': "% of RoBERTa's rank",
     'share': 'share',
     'points a decade': 'points for ten times the compute',
-    'percent a decade': "% of RoBERTa's for ten times the compute",
+    'percent a decade': "% of RoBERTa's rank for ten times the compute",
 }
 AXES[LEAD] = "share of RoBERTa's time"  # of its own: other shares are not of time
-MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#a12622', 'X'), ('#12355b', 's'), ('#777777', 'o')), strict=True))
+MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#a12622', 'X'), ('#12355b', 's'), ('#777777', 'D')), strict=True))
 # Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
 LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.8, 12.2
 LABEL_LENGTH = 90  # characters of a line of a label, which fit into LABELS
+TITLE_LENGTH = 50  # of a panel's title
 
 
 def draw_figure1(rows: Sequence[Row]) -> Figure:
@@ -91,7 +92,7 @@ def draw_figure3(rows: Sequence[Row]) -> Figure:
                 panel.axvline(x, **DOTTED, color=style['color'])
         reached = [r.value for r in rows if r.column == f'{name}, interpolated' and r.value is not None]
         if reached and math.isfinite(reached[0]):
-            panel.axvline(reached[0], **DOTTED, color=STYLES['MAE-LM']['color'], label='MAE-LM gets there')
+            panel.axvline(reached[0], **DOTTED, color=STYLES['MAE-LM']['color'], label="MAE-LM at RoBERTa's accuracy")
         for row in scores:
             if row.row == CONSTANT:
                 panel.axhline(row.value or 0, linewidth=0.8, color='#777777', label=CONSTANT)
@@ -173,7 +174,7 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
         _finish(panel, label_of(column), "FLOPs of the model's own pretraining", label, whole=False)
     gaps = {
         'eval_loss': 'validation loss [nats]',
-        'real_rank_excess': "effective rank [% of RoBERTa's]",
+        'real_rank_excess': "effective rank [% of RoBERTa's rank]",
         'quick_avg': 'score [points]',
     }
     for panel, (column, label) in zip(panels[1], gaps.items(), strict=True):
@@ -224,7 +225,7 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) ->
         color, marker = MARKERS[row.word]
         if row.margin is not None:
             axis.plot(
-                [-row.margin, row.margin], [line, line], color='#e3e6ea', linewidth=5, zorder=1, solid_capstyle='butt'
+                [-row.margin, row.margin], [line, line], color='#b8c0ca', linewidth=5, zorder=1, solid_capstyle='butt'
             )
         if row.drawn_interval:
             axis.plot(row.drawn_interval, [line, line], color=color, linewidth=1.6, zorder=2)
@@ -295,7 +296,7 @@ def _plot(panel: Axes, points: Points, label: str | None, style: Style) -> None:
 
 
 def _finish(panel: Axes, title: str, x_label: str, y_label: str, whole: bool = True) -> None:
-    panel.set(title=title, xlabel=x_label, ylabel=y_label)
+    panel.set(title=textwrap.fill(title, TITLE_LENGTH), xlabel=x_label, ylabel=y_label)
     if whole:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     if x_label.endswith('samples'):

@@ -81,7 +81,7 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
         'claims': [row for row in rows if row.is_claim],
         'points': [make_grid([row for row in points if row.x_unit == unit]) for unit in axes],
         'num_points': len(points),
-        'has_paper': any(row.paper is not None for row in rows),
+        'has_paper': any(row.paper is not None for row in values),
         'missing': missing,
     }
 
@@ -136,7 +136,7 @@ def _describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, s
                 _describe_verdict(word, [row for row in claims if row.word == word], len(claims)) for word in WORDS
             ]
             text = 'the table below' if verdicts else '; '.join(filter(None, parts))
-            found.append((artefact.label, f'The paper: {artefact.claim}. Here: {text}.', verdicts))
+            found.append((artefact.label, f'Claim: {artefact.claim}. Here, of what is recorded: {text}.', verdicts))
     return found
 
 
@@ -164,7 +164,7 @@ def _describe_verdict(word: str, claims: Sequence[Row], total: int) -> str:
 
 
 def _name(row: Row) -> str:
-    return f'{name_claim(row, " at ")} {format_number(row.value, row.unit, is_signed(row))}'
+    return f'{name_claim(row, " at ")} {format_number(row.value, row.unit, is_signed(row))} {name_unit(row)}'
 
 
 def name_claim(row: Row, before_x: str) -> str:
@@ -175,7 +175,10 @@ def name_claim(row: Row, before_x: str) -> str:
 
 def name_score(row: Row, before_x: str = ' at ') -> str:
     """The score and, of a figure, where: ``QQP at 3e13 FLOPs``."""
-    return label_of(row.column) + ('' if row.x is None else f'{before_x}{format_x(row.x)} {row.x_unit}')
+    if row.x is None:
+        return label_of(row.column)
+    x, unit = format_x(row.x), row.x_unit
+    return f'{label_of(row.column)}{before_x}' + (f'{unit} {x}' if unit in ('δ', 'layer', 'epoch') else f'{x} {unit}')
 
 
 def format_x(x: float) -> str:
@@ -185,7 +188,7 @@ def format_x(x: float) -> str:
 def name_unit(row: Row) -> str:
     """The unit of a comparison."""
     unit = row.unit.removesuffix(' a decade')
-    return {'rank': 'dimensions', 'percent': "% of RoBERTa's"}.get(unit, unit)
+    return {'rank': 'dimensions', 'percent': "% of RoBERTa's rank"}.get(unit, unit)
 
 
 def is_signed(row: Row) -> bool:
@@ -257,6 +260,6 @@ def _describe_cost(evidence: Evidence) -> str:
     energy = sum(hours * power for hours, _, power in watts) / 1000
     return (
         f'The recorded pretraining and fine-tuning runs took {" and ".join(parts) or "no recorded time"}: about '
-        f'{energy:,.2g} kWh at an assumed {CORE_WATTS:g} W a core and {GPU_WATTS:g} W a GPU. Runs that were not kept, '
-        'and effective ranks, are not in it.'
+        f'{energy:,.2g} kWh at an assumed {CORE_WATTS:g} W a core and {GPU_WATTS:g} W a GPU. Discarded runs '
+        'and rank measurements are not counted.'
     )

@@ -84,8 +84,8 @@ class GradientClipping(Callback):
             if not math.isfinite(value):
                 raise InputError(
                     f'{name} is {value} at batch {at.batch.value}, {at.sample.value} samples: '
-                    'the run stops; the checkpoints before are complete. A lower optimizer.learning_rate or '
-                    'optimizer.clip_norm, or training.precision=fp32, may help'
+                    'the earlier checkpoints are complete; try a lower optimizer.learning_rate or '
+                    'optimizer.clip_norm, or training.precision=fp32, in a run of another run_name'
                 )
 
 

@@ -81,9 +81,7 @@ def _assert_same_tokenizer(config: PretrainingConfig, theirs: Tokenizer) -> None
     folder = join(config.data.remote, TOKENIZER)
     content = read_tokenizer_files(folder).get(TOKENIZER_FILE)
     if content is None:
-        raise InputError(
-            f'{join(folder, TOKENIZER_FILE)} is missing: it is compared with the tokenizer of {config.init_from}'
-        )
+        raise InputError(f'{join(folder, TOKENIZER_FILE)} is missing: restore the file, which init_from needs')
     ours = Tokenizer.from_buffer(content)
     exported = PreTrainedTokenizerFast(tokenizer_object=ours, mask_token=SPECIAL_TOKENS[-1])  # a copy
     set_to_masked_text(exported)  # as in a plain MLM's exported folder

@@ -59,7 +59,7 @@ class Plan:
         for key in ('vocab_size', 'max_seq_len'):
             ours, theirs = getattr(self.config.model, key), getattr(self.manifest, key)
             if ours != theirs:
-                raise InputError(f'model.{key} is {ours}, but the shards in {remote} were made with {theirs}')
+                raise InputError(f'model.{key} {ours}: the shards in {remote} need model.{key}={theirs}')
         if self.global_batch_size % self.world_size:
             raise InputError(
                 f'training.global_train_batch_size {self.global_batch_size} is not divisible by {self.world_size} ranks'
@@ -72,8 +72,8 @@ class Plan:
         if self.eval_rows == 0:
             rows = self.manifest.splits['validation'].rows
             raise InputError(
-                f'{self.world_size} ranks need as many validation rows: training.eval_rows is '
-                f'{self.config.training.eval_rows}, and {remote} holds {rows}'
+                f'training.eval_rows {self.config.training.eval_rows}: {self.world_size} ranks need {self.world_size} '
+                f'rows or more, and {remote} holds {rows}'
             )
 
     def describe(self, device: str, precision: str, attention: dict[str, str]) -> dict[str, str]:

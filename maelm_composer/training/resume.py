@@ -31,7 +31,7 @@ from maelm_composer.training.checkpoints import METADATA, describe_cause
 from maelm_composer.training.ranks import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
 
-OLDER = 'name an older checkpoint in `latest`, or choose another run_name'
+OLDER = 'point `latest` to an older checkpoint, or choose another run_name'
 # What the state holds beside tensors and plain values: NumPy's generator, the version of torch, the time of training.
 ARRAY = np.zeros(1, np.uint32)
 STATE_TYPES: list[Any] = [np.ndarray, np.dtype, type(ARRAY.dtype), ARRAY.__reduce__()[0], TorchVersion, timedelta]
@@ -166,4 +166,4 @@ def _refuse(state: Path, error: BaseException) -> InputError:
             f'{state} is damaged, or written by a torch whose checkpoints torch {torch.__version__} cannot read '
             f'({reason}): resume with that torch, or {OLDER}'
         )
-    return InputError(f'{state} names {found[1]}, which no checkpoint of a run does; it might run code: {OLDER}')
+    return InputError(f'{state} names {found[1]}, which no checkpoint of a run does and which might run code: {OLDER}')

@@ -295,7 +295,7 @@ def _build_loggers(config: PretrainingConfig, folder: RunFolder) -> list[LoggerD
 
 def _summarize(config: PretrainingConfig, record: PretrainingRecord) -> str:
     loss, entropy = record.eval_loss, record.unigram_entropy
-    nothing = ': it has learned nothing' if entropy is not None and loss >= entropy else ''
+    nothing = ': the model has learned nothing' if entropy is not None and loss >= entropy else ''
     beside = '' if entropy is None else f' (unigram entropy {entropy:.2f}{nothing})'
     return (
         f'{config.run_name}: validation loss {loss:.4f}{beside}\n'

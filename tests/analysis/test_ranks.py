@@ -204,7 +204,7 @@ def test_the_table_shows_every_layer(measure, capsys):
 
 
 def test_an_encoder_without_a_recipe_needs_to_be_told_what_to_read(measure, roberta):
-    with pytest.raises(InputError, match='name some, or text files'):
+    with pytest.raises(InputError, match='give --data or --text'):
         measure(roberta)
 
 

@@ -178,7 +178,7 @@ def test_the_page_has_a_table_of_the_verdicts_of_every_rung(archive):
     page, _ = report('ladder', made.results)
     text = ' '.join(html.unescape(re.sub(r'<[^>]+>', ' ', page.read_text())).split())
     assert '3e13 FLOPs 1e14 FLOPs change with ten times the compute MAE-LM − RoBERTa effective rank' in text
-    assert "effective rank [% of RoBERTa's] 0.0 no difference +114.6 holds +219.1 holds" in text
+    assert "effective rank [% of RoBERTa's rank] 0.0 no difference +114.6 holds +219.1 holds" in text
     assert 'SST-2 [points] −3.1 fails STS-B' in text
 
 

@@ -128,7 +128,7 @@ def test_a_difference_names_the_runs_that_it_is_computed_from(full):
         path.unlink()
     gap = build(full)['table1', 'MAE-LM − RoBERTa', 'rte', None]
     assert gap.pretraining_seeds == 2
-    assert gap.note == 'rte of medium-roberta-s18 is not recorded; pretraining seeds 18 have only a part of it'
+    assert gap.note == 'rte of medium-roberta-s18 is not recorded; pretraining seeds 18 lack a part of the comparison'
     assert {'medium-s17', 'medium-s19'} <= set(gap.run_keys.split(';'))
     assert not any('s18' in key for key in gap.run_keys.split(';'))
 

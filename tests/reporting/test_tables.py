@@ -54,7 +54,7 @@ def test_what_a_pretraining_seed_lacks_is_named_in_the_cell(archive):
     assert (rte.pretraining_seeds, rte.note) == (2, 'rte of medium-s18 is not recorded')
     gap = rows['table1', 'MAE-LM − RoBERTa', 'rte', None]
     assert gap.pretraining_seeds == 2
-    assert 'pretraining seeds 18 have only a part of it' in gap.note
+    assert 'pretraining seeds 18 lack a part of the comparison' in gap.note
     made.add_run('medium-s20', identity={'seed': 20, 'content hash of data.remote': 'other data'})
     with pytest.raises(InputError, match=r'medium-s19 and medium-s20 differ in content hash of data.remote'):
         build(made)

@@ -126,7 +126,7 @@ def plant_in_shard(state: Path) -> None:
     (state / METADATA).write_bytes(pickle.dumps(content))
 
 
-REFUSED = 'which no checkpoint of a run does; it might run code: name an older checkpoint'
+REFUSED = 'which no checkpoint of a run does and which might run code: point `latest` to an older checkpoint'
 
 
 def test_a_hostile_checkpoint_is_refused_and_runs_nothing(recipe, monkeypatch):

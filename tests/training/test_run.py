@@ -257,7 +257,7 @@ def test_a_damaged_checkpoint_is_named(recipe, name, knows_hashes):
     else:
         forget_hashes(path.parent)
     path.write_bytes(content)
-    with pytest.raises(InputError, match=rf'samples-\d+/{name} is damaged.*name an older checkpoint'):
+    with pytest.raises(InputError, match=rf'samples-\d+/{name} is damaged.*to an older checkpoint'):
         pretrain(recipe(*short))
 
 
@@ -266,7 +266,7 @@ def test_a_missing_file_of_a_checkpoint_is_named(recipe, name):
     short = ('training.max_samples=64', 'training.eval_interval_samples=64')
     pretrain(recipe(*short))
     Path('runs/recipe/latest', name).unlink()
-    with pytest.raises(InputError, match=rf'samples-\d+/{name} is missing: name an older checkpoint'):
+    with pytest.raises(InputError, match=rf'samples-\d+/{name} is missing: point `latest` to an older'):
         pretrain(recipe(*short))
 
 
