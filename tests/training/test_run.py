@@ -283,8 +283,8 @@ def test_the_log_is_resumed_from_the_checkpoint(recipe, signal_after, assert_sam
 @pytest.mark.parametrize(
     'override, message',
     [
-        ('model.vocab_size=600', r'model.vocab_size is 600, .* with 512'),
-        ('model.max_seq_len=64', r'model.max_seq_len is 64, .* with 32'),
+        ('model.vocab_size=600', r'model.vocab_size 600: the shards in .* need model.vocab_size=512'),
+        ('model.max_seq_len=64', r'model.max_seq_len 64: the shards in .* need model.max_seq_len=32'),
         ('training.global_train_batch_size=201', r'200 training rows, fewer than .* 201'),
         ('data.remote=nowhere', r'no shards at nowhere'),
         ('save_folder=gs://bucket/runs', r'only a local folder or s3'),
