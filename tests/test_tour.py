@@ -13,7 +13,8 @@ def execute(folder: Path) -> tuple[str, int]:
     """What the cells print, and the number of their pictures."""
     notebook = nbformat.read(TOUR, as_version=4)
     assert not any(cell.get('outputs') for cell in notebook.cells), 'the notebook is committed without outputs'
-    NotebookClient(notebook, timeout=None, resources={'metadata': {'path': str(folder)}}).execute()
+    resources = {'metadata': {'path': str(folder)}}
+    NotebookClient(notebook, timeout=None, startup_timeout=600, resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get('outputs', [])]
     pictures = sum('image/png' in output.get('data', {}) for output in outputs)
     return ''.join(output.get('text', '') for output in outputs), pictures
@@ -26,7 +27,7 @@ def test_the_tour_trains_a_run_and_another_execution_loads_it(tmp_path, monkeypa
     text, pictures = execute(tmp_path)
     assert pictures == 1
     predicted = [line for line in text.splitlines() if '  predicted: ' in line]
-    assert len(predicted) == 10  # 15 % of a row of 64 tokens
+    assert len(predicted) == 5  # one line for each [MASK] of the text
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'tour').rglob('*') if path.is_file()}
     assert (tmp_path / 'tour/run/latest/model.safetensors').is_file()
     for run in ('', 'tour/run'):

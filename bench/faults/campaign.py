@@ -186,12 +186,13 @@ class Campaign:
             limits, self.target = replace(limits, **lack), f'{amount:,}'
         if fault.kind.disk:
             self._limit_disk(job, fault)
-        for _ in range(MOST_STARTS):
+        for attempt in range(MOST_STARTS):
+            if attempt:  # the job ended, or sent its last request, at the moment of the fault
+                self._prepare(job)
+                self.starts, self.begun = 0, time.monotonic()
             ending = self._disturb(job, fault, limits)
             if self.met or ending.code:
                 break
-            self._prepare(job)  # the job ended, or sent its last request, at that very moment
-            self.starts, self.begun = 0, time.monotonic()
         told = ending.line
         if fault.kind.disk:
             mount('-o', 'remount,rw,size=1g', str(self.work))
