@@ -1,6 +1,7 @@
 """Bad input ends a command with one line on standard error and exit code 2, without a traceback."""
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -8,6 +9,16 @@ import time
 from collections.abc import Iterator
 
 SECONDS_FOR_RANK_ZERO = 5
+REMEDIES = {  # of the operating system's errors
+    errno.EACCES: 'change its permissions, or choose another path',
+    errno.EDQUOT: 'free some of your quota',
+    errno.EEXIST: 'move that file away, or choose another path',
+    errno.EFBIG: 'raise the limit on the size of a file (ulimit -f)',
+    errno.EMFILE: 'raise the limit on open files (ulimit -n)',
+    errno.ENOSPC: 'free space on that disk',
+    errno.ENOTDIR: 'choose another path',
+    errno.EROFS: 'choose a path that can be written',
+}
 
 
 class InputError(ValueError):
@@ -21,6 +32,15 @@ class InputError(ValueError):
 def first_line(error: BaseException) -> str:
     """The first line of the message, or the error's class if there is no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def explain(error: Exception) -> str:
+    """The message; that of the operating system with the file first and a remedy last, and without its number."""
+    if not isinstance(error, OSError) or error.errno is None or error.strerror is None:
+        return str(error)
+    paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
+    text = ': '.join([*([' -> '.join(paths)] if paths else []), error.strerror])
+    return '; '.join(filter(None, [text, REMEDIES.get(error.errno)]))
 
 
 @contextlib.contextmanager
@@ -48,7 +68,7 @@ def one_line_errors() -> Iterator[None]:
         if os.environ.get('RANK', '0') != '0':
             # If rank 0 has the same error, only rank 0 prints it: the launcher ends the other ranks meanwhile.
             time.sleep(SECONDS_FOR_RANK_ZERO)
-        text = str(error) if is_expected else f'memory ran out; use smaller batches or a smaller model: {error}'
+        text = explain(error) if is_expected else f'memory ran out; use smaller batches or a smaller model: {error}'
         print(f'error: {" ".join(text.split())}', file=sys.stderr, flush=True)
         raise SystemExit(2) from None
     finally:

@@ -73,8 +73,10 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 
 

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from maelm_composer.device import MORE_SHARED_MEMORY
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, explain
 
 if TYPE_CHECKING:  # shards are read without Composer, whose import takes longer than many a use of them
     from composer import Trainer
@@ -158,7 +158,7 @@ class RobustStreamingDataset(StreamingDataset):
         try:
             super().prepare_shard(shard_id, blocking)
         except Exception as error:
-            self._failure = InputError(str(error)) if isinstance(error, (InputError, OSError)) else error
+            self._failure = InputError(explain(error)) if isinstance(error, (InputError, OSError)) else error
             # Workers that wait for this shard wait for the state LOCAL; they then miss the file, try to fetch the shard
             # themselves, and raise the same error.
             self._shard_states[shard_id] = _ShardState.LOCAL

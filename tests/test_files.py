@@ -2,6 +2,7 @@
 
 import errno
 import math
+import os
 import resource
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from maelm_composer.errors import InputError
-from maelm_composer.files import format_json, parse_json, writing_tensors
+from maelm_composer.files import format_json, parse_json, write_text, writing_tensors
 
 
 def test_tensors_on_a_full_disk_are_an_error_of_the_system(tmp_path):
@@ -24,6 +25,19 @@ def test_tensors_on_a_full_disk_are_an_error_of_the_system(tmp_path):
     assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(path))
     with pytest.raises(SafetensorError, match='no error of the system'), writing_tensors(path):
         raise SafetensorError('no error of the system')
+
+
+def test_a_failed_write_names_the_file_and_leaves_the_old_one(tmp_path):
+    path, limits = tmp_path / 'table.csv', resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_text(path, 'old')
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match='File too large') as error:
+            write_text(path, 'new' * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (error.value.filename, path.read_text()) == (str(path), 'old')
+    assert os.listdir(tmp_path) == ['table.csv']
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from maelm_composer.config import DataConfig
 from maelm_composer.data import storage
 from maelm_composer.data.manifest import REMAKE, Manifest
 from maelm_composer.data.shards import HASH
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, explain
 from maelm_composer.files import hash_file, parse_json
 from maelm_composer.patches import RobustStreamingDataset
 
@@ -129,7 +129,7 @@ class PretrainingRows(RobustStreamingDataset):
         try:
             item = super().__getitem__(at)
         except OSError as error:  # a loader worker's OSError reaches the trainer without its number
-            raise InputError(str(error)) from None
+            raise InputError(explain(error)) from None
         return {'input_ids': item['input_ids'].copy(), 'row': int(at), 'epoch': self.current_epoch}
 
 

@@ -16,7 +16,7 @@ from composer.devices import Device
 from composer.utils import dist
 
 from maelm_composer.device import LESS_MEMORY
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, explain
 from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import read_record
@@ -115,7 +115,7 @@ def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[Non
     except (Exception, KeyboardInterrupt, Stopped) as error:
         if isinstance(error, KeyboardInterrupt):
             error = Stopped(signal.SIGINT, 'ended at once')
-        line = error.line if isinstance(error, Stopped) else str(error) or type(error).__name__
+        line = error.line if isinstance(error, Stopped) else explain(error) or type(error).__name__
         with contextlib.suppress(InputError, OSError):  # as on a full disk, which the error is about
             _note_ending(folder, 'stopped' if isinstance(error, Stopped) else 'failed', line)
         if isinstance(error, Stopped):

@@ -14,7 +14,7 @@ from composer.utils import dist
 
 from maelm_composer.config import Sharding, TrainingConfig
 from maelm_composer.data.storage import OutageError
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, explain
 
 # A rank that fails closes its connections, and then waits for loader workers that may not answer, before it ends.
 SECONDS_TO_END = 60
@@ -59,7 +59,7 @@ def raise_on_all_ranks() -> Iterator[None]:
     try:
         yield
     except (InputError, OSError) as error:
-        failure = isinstance(error, OutageError), str(error)
+        failure = isinstance(error, OutageError), explain(error)
     failures = [found for found in dist.all_gather_object(failure) if found is not None]
     if failures:
         is_outage, reason = min(failures)

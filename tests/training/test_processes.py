@@ -281,7 +281,8 @@ def test_a_full_disk_of_one_node_ends_all_nodes(recipe, start_nodes, sharding, f
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'save_folder, reason', [('busy', 'another run is at work in'), ('file', '[Errno 17] File exists')]
+    'save_folder, reason',
+    [('busy', 'another run is at work in'), ('file', '{folder}/file: File exists; move that file away')],
 )
 def test_what_one_node_refuses_ends_all_nodes(recipe, start_nodes, save_folder, reason):
     Path('file').touch()
@@ -289,5 +290,5 @@ def test_what_one_node_refuses_ends_all_nodes(recipe, start_nodes, save_folder, 
         for process in start_nodes(f'save_folder={save_folder}'):
             out, _ = process.communicate(timeout=300)
             assert process.returncode == 2, out
-            assert out.count(f'error: {reason}') == 1
+            assert out.count(f'error: {reason.format(folder=Path.cwd())}') == 1
             assert 'Traceback' not in out
