@@ -1,4 +1,4 @@
-"""Rows of token ids in an order that depends on (seed, epoch) alone, resumable within an epoch."""
+"""Rows of token ids in an order that no number of ranks or workers changes, resumable within an epoch."""
 
 import contextlib
 import hashlib
