@@ -19,7 +19,15 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, KeyValidationError, OmegaConfBaseException
 
-from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig, TaskSource
+from maelm_composer.config import (
+    CorpusConfig,
+    FinetuningConfig,
+    PretrainingConfig,
+    SourceConfig,
+    SourceKind,
+    SuiteConfig,
+    TaskSource,
+)
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
 from maelm_composer.shipped import find_shipped
@@ -216,6 +224,8 @@ def _check(config: Any) -> None:
     match config:
         case CorpusConfig():
             _require(bool(config.sources), 'sources is empty: name at least one')
+            for number, source in enumerate(config.sources):
+                _check_source(source, f'sources[{number}]')
         case PretrainingConfig():
             _check_model(config)
             warmup, extends = config.optimizer.warmup_samples, config.training.extends
@@ -231,8 +241,24 @@ def _check(config: Any) -> None:
                 data.source is not TaskSource.files or data.folder is not None,
                 'data.source is files, so data.folder must name the folder that holds glue/<task>/ and squad_v2/',
             )
+            _require(
+                data.source is TaskSource.files or data.folder is None,
+                f'data.folder {data.folder} is read with data.source=files only: add it, or remove data.folder',
+            )
             _require(bool(seeds), 'sweep.seeds is empty: name at least one')
             _require(len(set(seeds)) == len(seeds), f'sweep.seeds {seeds}: a seed is listed twice')
+
+
+def _check_source(source: SourceConfig, name: str) -> None:
+    """Raise InputError for a key that a source of this kind does not read, as when ``kind`` was forgotten."""
+    both = (SourceKind.files, SourceKind.huggingface)
+    readers = {'paths': both[:1], 'text_column': both, **dict.fromkeys(('dataset', 'config_name', 'split'), both[1:])}
+    for key, kinds in readers.items():
+        if source.kind not in kinds and getattr(source, key) != getattr(SourceConfig(), key):
+            raise InputError(
+                f'{name}.{key} is read by the kind {" or ".join(kind.name for kind in kinds)} only, '
+                f'and {name}.kind is {source.kind.name}: change one of them'
+            )
 
 
 def _check_numbers(value: Any, limits: Mapping[str, float], name: str = '') -> None:

@@ -64,6 +64,8 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
         if found.run is None:
             raise InputError(f'{checkpoint} is a fine-tuned model, which has no other checkpoints: name a run folder')
         parts = {Path(part.uri).name: part for part in list_checkpoints(found.run)}
+        if not parts:
+            raise InputError(f'{found.run} holds no whole checkpoint: restore `latest`, which names the newest one')
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f'.{target.name}.{os.getpid()}')
     try:

@@ -31,7 +31,7 @@ HUGGING_FACE_CONFIG = 'config.json'
 class EncoderFolder:
     """A checkpoint of a pretraining run, local or in an object store, or a fine-tuned model."""
 
-    uri: str  # folder of the weights, links resolved
+    uri: str  # folder of the weights; of a link, the folder to which it points
     run: str | None  # folder of the pretraining run; None for a fine-tuned model
 
     @property
@@ -88,7 +88,7 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
     if WEIGHTS in names and HUGGING_FACE_CONFIG not in names:
         return EncoderFolder(uri, os.path.dirname(uri) or '.')
     parent, _, name = uri.rpartition('/')
-    run = parent if is_remote and name == LATEST else uri
+    run = parent if name == LATEST and (is_remote or Path(uri).is_file()) else uri
     if RECIPE in names or run != uri:
         newest = read_latest(run)
         if newest is None:
@@ -100,21 +100,33 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
 
 
 def read_latest(run: str) -> str | None:
-    """Name of the newest complete checkpoint of a pretraining run; None if there is none yet."""
-    if is_s3(run):
-        content = read_file(join(run, LATEST))
-        return None if content is None else content.decode().strip()
-    link = Path(run, LATEST)
-    if link.is_symlink():
-        return Path(os.readlink(link)).name
-    return link.read_text().strip() if link.is_file() else None  # of a run that was copied from an object store
+    """Name of the newest complete checkpoint of a pretraining run; None if there is none yet.
+
+    A copy of a local run, made by a tool that skips links, has no ``latest``; its checkpoints are whole.
+
+    Raises:
+        InputError: ``latest`` is a folder, as in a copy made by a tool that follows links.
+    """
+    uri, is_remote = join(run, LATEST), is_s3(run)
+    if not is_remote and os.path.islink(uri):
+        return os.path.basename(os.readlink(uri))
+    content = read_file(uri) if is_remote or Path(uri).is_file() else None  # a file: copied from an object store
+    if content is not None:
+        return content.decode().strip()
+    if list_names(uri):
+        raise InputError(f'{uri} is a folder: replace it by a file that holds the name of the newest checkpoint')
+    whole = [] if is_remote else [path.parent.name for path in Path(run).glob(f'{CHECKPOINT_PREFIX}*/{PROGRESS}')]
+    return max(whole, default=None)
 
 
 def list_checkpoints(run: str) -> list[EncoderFolder]:
     """The checkpoints of a pretraining run, oldest first; a later one than ``latest`` may be incomplete."""
     newest = read_latest(run) or ''
-    found = {name.split('/')[0] for name in list_names(run, recursive=True)}
-    names = sorted(name for name in found if name.startswith(CHECKPOINT_PREFIX) and name <= newest)
+    if is_s3(run):
+        found = {name.split('/')[0] for name in list_names(run, recursive=True) if name.startswith(CHECKPOINT_PREFIX)}
+    else:
+        found = {path.name for path in Path(run).glob(f'{CHECKPOINT_PREFIX}*')}
+    names = sorted(name for name in found if name <= newest)
     return [EncoderFolder(join(run, name), run) for name in names]
 
 

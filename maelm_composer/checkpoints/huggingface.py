@@ -109,7 +109,7 @@ def export_encoder(
     function = config.relative_position_function
     exported: PretrainedConfig
     if not has_relative:
-        exported = RobertaConfig(type_vocab_size=1, **settings)
+        exported = RobertaConfig(type_vocab_size=2, **settings)  # BERT's tokenizer names a second segment
     elif (buckets, distance, function) == (MPNET_BUCKETS, MPNET_MAX_DISTANCE, RelativePositionFunction.t5):
         exported = MPNetConfig(**settings)
     else:
@@ -124,7 +124,7 @@ def export_encoder(
     if has_relative:
         theirs[_RELATIVE] = weights['relative_position.weight']
     else:
-        theirs[_TOKEN_TYPES] = positions.new_zeros(1, config.hidden_size)
+        theirs[_TOKEN_TYPES] = positions.new_zeros(2, config.hidden_size)
     for name, parts in _pairs(config.num_hidden_layers, has_relative):
         theirs |= dict(zip(parts, weights[name].chunk(len(parts)), strict=True))
     return exported, {name: value.clone() for name, value in theirs.items()}

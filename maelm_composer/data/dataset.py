@@ -16,7 +16,7 @@ from maelm_composer.data import storage
 from maelm_composer.data.manifest import REMAKE, Manifest
 from maelm_composer.data.shards import HASH
 from maelm_composer.errors import InputError, explain
-from maelm_composer.files import hash_file, parse_json
+from maelm_composer.files import assert_local, hash_file, parse_json
 from maelm_composer.patches import RobustStreamingDataset
 
 
@@ -138,6 +138,7 @@ def cache_folder(config: DataConfig, manifest: Manifest) -> Path:
 
     The name of the folder is a hash of the shards' location and content.
     """
+    assert_local(config.local or '', 'data.local')
     root = Path(config.local or os.environ.get('MAELM_CACHE') or '~/.cache/maelm').expanduser()
     location = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
     name = hashlib.sha256(f'{location}\n{manifest.content_hash}'.encode()).hexdigest()[:16]

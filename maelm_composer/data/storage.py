@@ -7,6 +7,7 @@ endpoint is ``S3_ENDPOINT_URL`` if that is set; boto3 finds the credentials.
 import contextlib
 import functools
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,9 +35,11 @@ def is_s3(url: str) -> bool:
     """Whether ``url`` is an s3:// address.
 
     Raises:
-        InputError: ``url`` has another scheme or names no bucket.
+        InputError: ``url`` has another scheme, names no bucket or has one slash after the scheme.
     """
     scheme, separator, _ = url.partition('://')
+    if re.match('s3:(?!//)', url):
+        raise InputError(f'{url}: an address begins with s3://, with two slashes')
     if separator and scheme != 's3':
         raise InputError(f'{url}: only a local folder or s3://bucket/prefix can be used')
     if separator and not urlsplit(url).netloc:

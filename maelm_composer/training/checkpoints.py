@@ -31,7 +31,7 @@ from maelm_composer.checkpoints.find import list_checkpoints, read_latest
 from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
 from maelm_composer.config import TrainingConfig
 from maelm_composer.data.storage import Outage, OutageError
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, explain
 from maelm_composer.files import apply_umask, hash_file, write_json
 from maelm_composer.training.callbacks import MetricsLog, TrainingClock
 from maelm_composer.training.ending import FAILED, Stopped, StopSignals
@@ -132,13 +132,15 @@ class CheckpointSaver(Callback):
             if self.outage.since is not None:
                 self.say(f'{folder.uri} answers after {self.outage.seconds:.0f} s: every checkpoint is uploaded')
             self.outage = Outage(self.patience)
-            with contextlib.suppress(OutageError):  # removed with the next ones
-                self._remove_outdated()
+            self._remove_outdated()
 
     def _remove_outdated(self) -> None:
         if dist.get_global_rank() == 0 and self.keep > 0:
-            for outdated in list_checkpoints(self.folder.uri)[: -self.keep]:
-                self.folder.remove(Path(outdated.uri).name)
+            try:
+                for outdated in list_checkpoints(self.folder.uri)[: -self.keep]:
+                    self.folder.remove(Path(outdated.uri).name)
+            except (OSError, InputError) as error:  # as on NFS while another process reads one, or in an outage
+                self.say(f'outdated checkpoints are to be removed at the next one: {explain(error)}')
 
     def _stage(self, state: State, staged: Path) -> None:
         """Write Composer's state, the weights alone (for fine-tuning and analysis) and the progress into ``staged``."""

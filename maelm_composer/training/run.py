@@ -15,7 +15,7 @@ from composer.utils.parallelism import FSDP2Config, ParallelismConfig
 from rich.console import Console
 from rich.table import Table
 
-from maelm_composer.checkpoints.names import METRICS
+from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import assert_own_tokenizer, load_id_counts, load_manifest
 from maelm_composer.device import (
@@ -190,6 +190,12 @@ class _Run:
         if config.training.activation_checkpointing:
             recompute_layers(self.model, compiles_layers=config.training.compile and self.is_sharded)
         self.start = find_resume_point(self.folder, self.model, self.is_sharded)
+        with raise_on_all_ranks():
+            if isinstance(self.record, PretrainingRecord) and self.start.state is None:
+                raise InputError(
+                    f'{self.folder.uri} holds the record of a finished run, but no checkpoint: restore `latest` and '
+                    f'the newest checkpoint, or remove {RECORD} to train again'
+                )
         self.init_from = begun = self.record.init_from if self.record else None
         self.taken = ''
         if config.init_from is not None and self.start.state is None:

@@ -88,7 +88,17 @@ def test_a_link_to_a_run_elsewhere(run, tmp_path):
 def test_a_run_copied_from_an_object_store(run):
     (run / 'latest').unlink()
     (run / 'latest').write_text(CHECKPOINT)
+    for path in (run, run / 'latest'):
+        assert load_pretrained(str(path)).identity.uri == str(run / CHECKPOINT)
+
+
+def test_a_copy_without_links_or_with_folders_in_place_of_links(run):
+    (run / 'latest').unlink()
+    (run / 'samples-000000000999').mkdir()  # as a kill leaves it
     assert load_pretrained(str(run)).identity.uri == str(run / CHECKPOINT)
+    shutil.copytree(run / CHECKPOINT, run / 'latest')
+    with pytest.raises(InputError, match='run/latest is a folder: replace it by a file that holds the name'):
+        load_pretrained(str(run))
 
 
 def test_the_tokenizer_reads_special_tokens_as_text(run):
@@ -202,6 +212,7 @@ class TestBadCheckpoints:
 
     def test_a_run_that_has_saved_nothing(self, run):
         (run / 'latest').unlink()
+        shutil.rmtree(run / CHECKPOINT)
         with pytest.raises(InputError, match='holds no checkpoint yet'):
             load_pretrained(str(run))
 

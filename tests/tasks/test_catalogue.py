@@ -98,6 +98,7 @@ def test_recipes_are_told_apart(path):
     'override, message',
     [
         ('data.source=files', 'data.folder must name'),
+        ('data.folder=mine', 'data.folder mine is read with data.source=files only'),
         ('dropout=1', 'dropout 1.0: must be below 1'),
         ('warmup_proportion=-0.1', 'must be at least 0'),
         (

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from maelm_composer.checkpoints.export import export
 from maelm_composer.data.manifest import load_manifest, save_manifest
 from maelm_composer.errors import InputError
+from maelm_composer.files import parse_json, write_json
+from maelm_composer.records import UnfinishedPretraining
 from maelm_composer.training.run import pretrain
 from tests.tiny import write_tokenizer
 from tests.training.conftest import N, V, forget_hashes
@@ -101,7 +103,13 @@ def test_such_a_run_resumes_as_if_never_stopped_even_without_its_start(begin, as
 def test_a_start_that_changed_before_the_first_checkpoint_is_refused(begin):
     config = begin('second', 'init_from=first', *STILL)
     pretrain(config)
-    Path('second/latest').unlink()  # as a run that was killed before it
+    Path('second/latest').unlink()
+    shutil.rmtree(Path('second', 'samples-000000000016'))
+    with pytest.raises(InputError, match='second holds the record of a finished run, but no checkpoint'):
+        pretrain(config)
+    record = parse_json(Path('second/record.json').read_bytes(), 'record.json')
+    begun = {name: record[name] for name in record.keys() & UnfinishedPretraining.model_fields.keys()}
+    write_json(Path('second/record.json'), begun | {'status': 'running'})  # as a run that was killed before one
     weights = read_weights('first')
     save_file(weights | {'head.bias': weights['head.bias'] + 1}, 'first/latest/model.safetensors')
     forget_hashes(Path('first/latest'))
