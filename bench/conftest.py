@@ -98,7 +98,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[tuple[Suite, Callable]]:
         with capture.global_and_fixture_disabled():
             terminal.write_line(line)
 
-    with _in_checkout():
+    with _in_checkout(is_fixture=True):
         from maelm_composer.reporting.report import report
         from maelm_composer.suite.run import STOPPED, start_suite
 
@@ -166,13 +166,15 @@ def _read_options(config: pytest.Config) -> tuple[str, str | None, str, str | No
 
 
 @contextlib.contextmanager
-def _in_checkout() -> Iterator[None]:
+def _in_checkout(is_fixture: bool = False) -> Iterator[None]:
     """Work in the checkout, to which the paths of recipes and data are relative; bad input is a usage error."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         try:
             yield
         except InputError as error:
+            if is_fixture:  # there pytest prints a traceback of a UsageError
+                pytest.exit(str(error), pytest.ExitCode.USAGE_ERROR)
             raise pytest.UsageError(str(error)) from None
 
 

@@ -19,7 +19,7 @@ def test_long_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     option = request.config.option
     name = option.jobs or 'train on s3'
     if name not in LONG:
-        raise pytest.UsageError(f'--jobs {name}: of the long run there are {", ".join(LONG)}')
+        pytest.exit(f'--jobs {name}: of the long run there are {", ".join(LONG)}', pytest.ExitCode.USAGE_ERROR)
     tables = Path(option.results) / 'faults' / ('long_sweep' if name == 'sweep' else 'long_run')
     run = LongRun(tmp_path_factory.mktemp('faults'), tables, name, option.steps, option.seed)
     found, wanted = run.run()

@@ -97,6 +97,8 @@ def ending_with_ray() -> Iterator[None]:
         while descriptors and not is_over.is_set():
             if poller.poll(1000) and not is_over.is_set():
                 tqdm.write(f'error: {DEAD}', file=sys.stderr)
+                if sys.stdout.isatty():
+                    print('\x1b[?25h', end='', flush=True)  # the cursor, which a live table hides
                 os._exit(2)
         for descriptor in descriptors:
             os.close(descriptor)

@@ -3,7 +3,6 @@
 The replicates of such a comparison are fine-tuning seeds: a Term holds them where a report's holds pretraining seeds.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from maelm_composer.finetuning.run import load_encoder
 from maelm_composer.records import unpack_numbers
 from maelm_composer.reporting.cells import Term, estimate
 from maelm_composer.sweep.report import print_failures
-from maelm_composer.sweep.run import STOPPED, sweep
+from maelm_composer.sweep.run import STOPPED, print_stopped, sweep
 from maelm_composer.sweep.search import TaskResult, list_tasks
 
 EXPLANATION = """\
@@ -32,7 +31,7 @@ def compare_and_print(first: FinetuningConfig, second: FinetuningConfig) -> int:
         first: a sweep; ``second`` has another checkpoint and is otherwise equal.
 
     Returns:
-        The exit code: 1 where a run failed, 130 after Ctrl-C.
+        The exit code: 1 where a run failed, 128 + signal after one.
 
     Raises:
         InputError: before any run, as :func:`maelm_composer.sweep.run.sweep`, or the encoders have the same weights, or
@@ -42,9 +41,8 @@ def compare_and_print(first: FinetuningConfig, second: FinetuningConfig) -> int:
         _check(first, second)
         with connect_ray():
             results = [sweep(config) for config in (first, second)]
-    except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, SystemExit) as stop:
+        return print_stopped(stop, STOPPED)
     numbers = ('A', 'B', 'A − B', '95 %', 'seeds', 'examples')
     table = begin_table('task', right=numbers, last=('point of A', 'point of B'))
     pairs: list[Pair] = list(zip(results[0].tasks, results[1].tasks, strict=True))

@@ -20,7 +20,7 @@ import torch
 
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
 from maelm_composer.checkpoints.names import METRICS, RECORD, name_checkpoint
-from maelm_composer.cluster import connect_ray
+from maelm_composer.cluster import connect_ray, ending_with_ray
 from maelm_composer.config import CorpusConfig, Precision
 from maelm_composer.console import format_duration
 from maelm_composer.data.corpora import describe_source
@@ -50,7 +50,7 @@ from maelm_composer.reporting.report import print_tables, report, write_tables
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
-from maelm_composer.sweep.run import sweep
+from maelm_composer.sweep.run import print_stopped, sweep
 from maelm_composer.training.run import pretrain
 
 CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw at most 60
@@ -79,7 +79,7 @@ def start_suite(
             of = '' if step.model is None else f' {step.model.run_name(suite.scale)}'
             show(f'{step.kind.name}{of}: {took:,.0f} s; about {format_duration(left)} left')
 
-    with connect_ray():
+    with connect_ray(), ending_with_ray():
         yield suite, note
     if forecast.is_over and (estimated := sum_seconds(planned)):
         took = time.monotonic() - start
@@ -93,8 +93,7 @@ def make_and_print(suite: Suite, artefacts: Sequence[Artefact]) -> int:
         with start_suite(suite, artefacts, partial(print, flush=True)) as (settled, note):
             run_suite(settled, artefacts, note)
     except (KeyboardInterrupt, SystemExit) as stop:
-        print(STOPPED, file=sys.stderr)
-        return int(stop.code or 0) if isinstance(stop, SystemExit) else 128 + signal.SIGINT
+        return print_stopped(stop, STOPPED)
     page, made = report(suite.scale, suite.results)
     tables = {artefact.name: made[artefact.name] for artefact in artefacts}
     print_tables(suite.scale, tables)
@@ -178,9 +177,19 @@ def _pretrain(suite: Suite, model: Model) -> None:
         torch.cuda.empty_cache()  # fine-tuning's workers share the device
     else:
         launcher = [sys.executable, '-m', 'composer.cli', '-n', str(count), '-m', 'maelm_composer.train']
-        if subprocess.run([*launcher, *suite.list_arguments(model)], check=False).returncode:
+        if _launch([*launcher, *suite.list_arguments(model)]):
             raise InputError(f'pretraining {model.run_name(suite.scale)} failed: the error is printed above')
     collect_run(suite.run_folder(model), suite.records)
+
+
+def _launch(command: Sequence[str]) -> int:
+    """Run Composer's launcher; its exit code. A signal to this process ends the launcher once its ranks have saved."""
+    with subprocess.Popen(command) as launcher:
+        try:
+            return launcher.wait()
+        except BaseException:
+            launcher.send_signal(signal.SIGINT)  # upon which the launcher sends its ranks SIGTERM and waits for them
+            raise
 
 
 def collect_run(folder: Path, records: Path) -> None:

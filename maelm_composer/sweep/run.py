@@ -7,12 +7,15 @@ best point begin when that task's grid is complete. The functions with an argume
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 import time
 import traceback
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import torch
@@ -46,6 +49,13 @@ class Facts:
     evaluation_size: int
 
 
+class Place(NamedTuple):
+    """Where the runs of a sweep are made, on every machine."""
+
+    folder: str  # the working directory
+    mark: str | None = None  # a file that every machine of a cluster must find in ``save_folder``
+
+
 @dataclass
 class Job:
     key: str
@@ -73,36 +83,47 @@ def sweep(config: FinetuningConfig) -> SweepResult:
         count_runs(config, task)  # raises if a task has no search space
     with connect_ray(), ending_with_ray():
         num_gpus = config.sweep.gpus_per_run if ray.cluster_resources().get('GPU', 0) else 0
+        if config.sweep.gpus_per_run and not num_gpus and ('RAY_ADDRESS' in os.environ or torch.cuda.device_count()):
+            tell('Ray has no GPU: every run uses CPUs (sweep.gpus_per_run=0 says so without this line)')
         _count_slots(config, num_gpus)  # raises if no run fits
         if config.task is not None and config.sweep.tasks and config.task not in config.sweep.tasks:
             tell(f'sweeping over {config.task} alone, since task is set (task=null: over sweep.tasks)')
-        # Each task's checkpoint and data are read once, on the machines that will make the runs.
-        remote_inspect = ray.remote(num_cpus=1)(inspect_task)
-        references = {task.name: remote_inspect.remote(config, task, os.getcwd()) for task in tasks}
-        facts = {name: get_result(reference) for name, reference in references.items()}
-        remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
-        choice = get_result(remote_choose.remote(config, os.getcwd()))
-        tell(choice.notice)
-        return _Sweep(dataclasses.replace(config, precision=choice.precision), tasks, facts, num_gpus).run()
+        # Each task's data and the checkpoint are read once a task, on any machine, before the first run.
+        with _mark_place(config.save_folder) as place:
+            remote_inspect = ray.remote(num_cpus=1)(inspect_task)
+            references = {task.name: remote_inspect.remote(config, task, place) for task in tasks}
+            facts = {name: get_result(reference) for name, reference in references.items()}
+            remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
+            choice = get_result(remote_choose.remote(config, place))
+            tell(choice.notice)
+            config = dataclasses.replace(config, precision=choice.precision)
+            return _Sweep(config, tasks, facts, num_gpus, place).run()
 
 
 def sweep_and_print(config: FinetuningConfig) -> int:
-    """:func:`sweep` for the console; returns the exit code: 1 where a run failed, 130 after Ctrl-C."""
+    """:func:`sweep` for the console; returns the exit code: 1 where a run failed, 128 + signal after one."""
     try:
         result = sweep(config)
-    except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, SystemExit) as stop:
+        return print_stopped(stop, STOPPED)
     print_result(result)
     print(f'records: {config.save_folder}')
     return 1 if result.failures else 0
 
 
+def print_stopped(stop: KeyboardInterrupt | SystemExit, line: str) -> int:
+    """Print ``line`` about a command that was stopped by Ctrl-C or a signal, and return its exit code."""
+    print(line, file=sys.stderr)
+    return int(stop.code or 0) if isinstance(stop, SystemExit) else 128 + signal.SIGINT
+
+
 class _Sweep:
     """The state of one sweep: all jobs by task, the waiting and the running ones."""
 
-    def __init__(self, config: FinetuningConfig, tasks: list[Task], facts: dict[str, Facts], num_gpus: float) -> None:
-        self.config, self.tasks, self.facts = config, tasks, facts
+    def __init__(
+        self, config: FinetuningConfig, tasks: list[Task], facts: dict[str, Facts], num_gpus: float, place: Place
+    ) -> None:
+        self.config, self.tasks, self.facts, self.place = config, tasks, facts, place
         self.num_gpus = num_gpus  # of a run; kept when a machine with GPUs leaves, since the precision is theirs
         self.jobs: dict[str, list[Job]] = {task.name: [] for task in tasks}
         self.waiting: list[Job] = []
@@ -161,7 +182,7 @@ class _Sweep:
             if job.record is not None:
                 self.progress.announce(job.record)
                 continue
-            reference = remote(make_run).remote(job.config, job.key, self.facts[job.task.name], os.getcwd())
+            reference = remote(make_run).remote(job.config, job.key, self.facts[job.task.name], self.place)
             self.running[reference] = job
 
     def _collect(self) -> None:
@@ -195,24 +216,24 @@ class _Sweep:
         return standings
 
 
-def choose_precision(config: FinetuningConfig, folder: str) -> Choice:
+def choose_precision(config: FinetuningConfig, place: Place) -> Choice:
     """Choose the precision of all runs in ``save_folder`` on a device like theirs."""
-    _enter(config, folder)
+    _enter(config, place)
     _hide_gpus_unless_given()
     return choose_in(Path(config.save_folder), config.precision, 'precision')
 
 
-def inspect_task(config: FinetuningConfig, task: Task, folder: str) -> Facts:
-    _enter(config, folder)
+def inspect_task(config: FinetuningConfig, task: Task, place: Place) -> Facts:
+    _enter(config, place)
     identity = load_encoder(config).identity
     data = load_task_data(task, config.data)
     evaluation = [row for rows in data.evaluation.values() for row in rows]
     return Facts(identity, data.hash, count_characters(data.train), count_characters(evaluation))
 
 
-def make_run(config: FinetuningConfig, key: str, facts: Facts, folder: str) -> Finetuning | None:
+def make_run(config: FinetuningConfig, key: str, facts: Facts, place: Place) -> Finetuning | None:
     """Make one run and return its record, also of a failure; None if another sweep is making the run."""
-    _enter(config, folder)
+    _enter(config, place)
     _hide_gpus_unless_given()
     lease = open_lease(config.save_folder, key)
     try:
@@ -247,12 +268,30 @@ def record_failure(
     return record
 
 
-def _enter(config: FinetuningConfig, folder: str) -> None:
+@contextlib.contextmanager
+def _mark_place(save_folder: str) -> Iterator[Place]:
+    """The place of a sweep. In a cluster, ``save_folder`` holds the mark while the body runs."""
+    if 'RAY_ADDRESS' not in os.environ:
+        yield Place(os.getcwd())
+        return
+    mark = Path(save_folder, f'.sweep.{uuid.uuid4().hex}').absolute()
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    try:
+        yield Place(os.getcwd(), str(mark))
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _enter(config: FinetuningConfig, place: Place) -> None:
     """Set a worker's working directory, and its number of threads to the cores that it was given."""
     try:
-        os.chdir(folder)
+        os.chdir(place.folder)
+        if place.mark is not None:
+            os.stat(place.mark)
     except OSError:
-        raise InputError(f'{folder} is not on every machine: start the sweep in a folder that they share') from None
+        where = place.folder if place.mark is None else f'{config.save_folder} in {place.folder}'
+        raise InputError(f'{where} is not one folder for all machines: start the sweep in a shared one') from None
     threads = max(1, int(config.sweep.cpus_per_run))
     os.environ['RAYON_NUM_THREADS'] = str(threads)  # the tokenizer's
     torch.set_num_threads(threads)

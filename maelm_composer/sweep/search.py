@@ -65,8 +65,10 @@ def list_points(config: FinetuningConfig, task: Task) -> list[Point]:
     space = search.get(task.name, search.get(task.group))
     if space is None:
         recipe = 'squad2' if task.kind == SPAN else 'glue'
+        other = f', or set tasks.{task.name}.group' if task.is_own else ''
         raise InputError(
-            f'sweep.search has no {task.group}, the group of {task.name}: see yamls/finetune/{recipe}.yaml'
+            f'sweep.search has neither {task.name} nor its group {task.group}: name one there, as in '
+            f'yamls/finetune/{recipe}.yaml{other}'
         )
     names = [field.name for field in dataclasses.fields(SearchSpace)]
     values = [getattr(space, name) or [getattr(config, name)] for name in names]

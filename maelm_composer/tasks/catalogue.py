@@ -168,6 +168,8 @@ def _list_faults(name: str, task: TaskConfig) -> Iterator[str]:
         yield f'.label_range {task.label_range}: give the least and the greatest label, as in [0, 5]'
     if task.kind is not REGRESSION and task.label_range:
         yield f'.label_range {task.label_range}: only a regression task has a range'
+    if task.metrics and task.metrics[0].endswith('_threshold'):
+        yield f'.metrics: the first is the score, and {task.metrics[0]} is none: name another one first'
     for metric in task.metrics:
         if metric not in METRICS[task.kind]:
             yield f'.metrics: {metric} is no metric of a {task.kind.name} task: {", ".join(METRICS[task.kind])}'

@@ -69,8 +69,11 @@ def _measure(metric: str, predictions: np.ndarray, labels: np.ndarray) -> tuple[
             first, second = ((values - 0.5) / len(values) for values in ranks)
             # An example contributes its own two ranks and raises the ranks of all examples above it.
             shifts = _sum_from(first, second) + _sum_from(second, first)
-            found = (first * second + shifts) / (first.std() * second.std())
-            return _correlate(*ranks), found - found.mean()
+            # An example that is tied with others lowers the variance of the ranks.
+            ties = sum(_share_equal(values) ** 2 / (4 * values.var()) for values in (first, second))
+            correlation = _correlate(*ranks)
+            found = (first * second + shifts) / (first.std() * second.std()) + correlation / 2 * ties
+            return correlation, found - found.mean()
 
 
 def _sum_from(ranks: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -79,6 +82,13 @@ def _sum_from(ranks: np.ndarray, values: np.ndarray) -> np.ndarray:
     sums = np.bincount(inverse, weights=values)
     above: np.ndarray = np.cumsum(sums[::-1])[::-1] - sums / 2
     return above[inverse] / len(ranks)
+
+
+def _share_equal(values: np.ndarray) -> np.ndarray:
+    """(n,) for each example, the share of the examples that have its value."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    shares: np.ndarray = counts[inverse] / len(values)
+    return shares
 
 
 def _correlate(first: np.ndarray, second: np.ndarray) -> float:

@@ -214,6 +214,11 @@ def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
     finally:
         if not was_disabled:
             datasets.enable_progress_bars()
+    names = getattr(dataset.features.get(task.label_column), 'names', None)  # of a ClassLabel, whose cells are numbers
+    if task.label_names and names and list(task.label_names) != names and set(task.label_names) == set(names):
+        raise InputError(
+            f'dataset {name} numbers its classes {", ".join(names)}: give label_names of {task.name} in this order'
+        )
     return dataset.with_format('arrow')[:], f'dataset {name}, {hub_split}'
 
 

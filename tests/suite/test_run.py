@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,40 @@ def test_a_killed_suite_ends_with_the_same_records(tmp_path):
             kills += 1
     subprocess.run([*command, str(killed)], check=True)
     assert read_records(killed) == wanted
+
+
+LAUNCHER = """
+import sys, time
+try:
+    open(sys.argv[1], 'w').close()
+    time.sleep(100)
+except KeyboardInterrupt:
+    time.sleep(1)  # its ranks save
+    open(sys.argv[2], 'w').close()
+"""
+
+
+def test_a_stopped_suite_waits_for_the_ranks_of_its_launcher(tmp_path):
+    begun, saved = tmp_path / 'begun', tmp_path / 'saved'
+    command = [sys.executable, '-c', LAUNCHER, str(begun), str(saved)]
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    def terminate() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        threading.Thread(target=terminate).start()
+        with pytest.raises(SystemExit, match='143'):
+            run._launch(command)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert saved.exists()
+    assert run._launch([sys.executable, '-c', 'raise SystemExit(3)']) == 3
 
 
 def test_models_that_are_compared_share_a_precision(tmp_path, monkeypatch):

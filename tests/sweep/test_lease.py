@@ -1,4 +1,4 @@
-"""Only one process holds a lease, and none holds it after its death."""
+"""Only one process holds a lease, and none after its death; a machine that does not share the folder makes no run."""
 
 import os
 import signal
@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from filelock import Timeout
 
+from maelm_composer.config import FinetuningConfig
+from maelm_composer.errors import InputError
 from maelm_composer.sweep.lease import is_free, open_lease
+from maelm_composer.sweep.run import Place, choose_precision
 
 HOLD = """
 import sys, time
@@ -89,3 +92,13 @@ def test_of_many_processes_one_gets_it(folder):
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def test_a_machine_that_does_not_share_the_folder_of_records_makes_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config, mark = FinetuningConfig(checkpoint='x', save_folder='records'), str(tmp_path / 'mark')
+    message = f'records in {tmp_path} is not one folder for all machines: start the sweep in a shared one'
+    with pytest.raises(InputError, match=message):
+        choose_precision(config, Place(str(tmp_path), mark))
+    with pytest.raises(InputError, match=f'{mark} is not one folder for all machines'):
+        choose_precision(config, Place(mark))

@@ -278,7 +278,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(recipe, capsys):
     [
         ('checkpoint=./nowhere', 'nowhere: there is no such checkpoint'),
         ('data.folder=.', 'glue is not there'),
-        ('sweep.tasks=[rte,squad2]', 'sweep.search has no squad2'),
+        ('sweep.tasks=[rte,squad2]', 'sweep.search has neither squad2 nor'),
         ('sweep.cpus_per_run=3', r'sweep.cpus_per_run 3: no machine of Ray has as much \(2 CPU\)'),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_task_may_have_a_search_space_of_its_own():
 
 def test_what_cannot_be_planned_is_said():
     config = make_config()
-    with pytest.raises(InputError, match=r'sweep.search has no squad2, the group of squad2: see .*squad2.yaml'):
+    with pytest.raises(InputError, match=r'sweep.search has neither squad2 nor its group squad2: .*squad2.yaml$'):
         list_points(config, find_task('squad2'))
     config.task = None
     with pytest.raises(InputError, match=r'give sweep.tasks or task'):

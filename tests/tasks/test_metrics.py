@@ -64,13 +64,15 @@ def draw_examples(kind, count, generator):
         labels = (generator.random(count) < 0.3).astype(int)
         return np.where(generator.random(count) < 0.25, 1 - labels, labels), labels
     labels = generator.integers(0, 11, count) / 2  # similarities come in halves
+    if kind == 'skewed':
+        labels = generator.choice(5, count, p=[0.7, 0.15, 0.08, 0.04, 0.03]) * 1.0
     return labels + generator.normal(0, 2, count), labels
 
 
-@pytest.mark.parametrize('name', ['mrpc', 'cola', 'stsb'])
-def test_influences_give_the_variance_that_resampled_examples_give(name):
+@pytest.mark.parametrize('name, kind', [('mrpc', None), ('cola', None), ('stsb', None), ('stsb', 'skewed')])
+def test_influences_give_the_variance_that_resampled_examples_give(name, kind):
     task, generator = TASKS[name], np.random.default_rng(1)
-    predictions, labels = draw_examples(task.kind, 400, generator)
+    predictions, labels = draw_examples(kind or task.kind, 400, generator)
     _, found = compute_metrics(task, {'dev': predictions}, {'dev': labels})
     drawn = generator.integers(400, size=(2000, 400))
     resampled = [compute_metrics(task, {'dev': predictions[rows]}, {'dev': labels[rows]})[0] for rows in drawn]

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 
@@ -117,6 +118,19 @@ def test_a_folder_of_the_datasets_library():
         load(dataclasses.replace(hub, splits={'train': 'train', 'dev': 'nothing'}))
 
 
+def test_a_data_set_that_numbers_its_classes_otherwise_is_refused():
+    Path('numbered').mkdir()
+    features = datasets.Features(
+        {'review': datasets.Value('string'), 'verdict': datasets.ClassLabel(2, ['good', 'bad'])}
+    )
+    rows = datasets.Dataset.from_dict({'review': ['calm', 'dull'], 'verdict': ['good', 'bad']}, features)
+    rows.to_parquet('numbered/train.parquet')
+    hub = declare(files={}, dataset='./numbered', splits={'train': 'train', 'dev': 'train'})
+    with pytest.raises(InputError, match='numbers its classes good, bad: give label_names of reviews in this order'):
+        load(hub)
+    assert [row.label for row in load(dataclasses.replace(hub, label_names=['good', 'bad'])).train] == [0, 1]
+
+
 def test_numbers_of_any_range():
     for name in ('train.csv', 'dev.csv'):
         write_csv(name, [('a', -1), ('b', 0.5)])
@@ -204,6 +218,11 @@ def test_rows_that_are_not_the_declared_ones(change, message):
         ('own', NUMBERS | {'label_names': ['a', 'b']}, 'a regression task has no classes'),
         ('own', NUMBERS | {'label_range': [1, 0]}, 'give the least and the greatest label'),
         ('own', {'label_range': [0, 1]}, 'only a regression task has a range'),
+        (
+            'own',
+            ANSWERS | {'text_columns': ['q', 'p'], 'metrics': ['best_f1_threshold']},
+            'the first is the score, and best_f1_thr',
+        ),
         ('own', {'metrics': ['f2']}, 'f2 is no metric of a classification task: accuracy, f1, matthews'),
         ('own', {'metrics': ['f1'], 'label_names': ['a', 'b', 'c']}, 'f1 is defined for two classes'),
         ('own', {'files': {}}, 'give either files or dataset'),
