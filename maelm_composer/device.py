@@ -63,7 +63,7 @@ def _is_lost_connection(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return False
     innermost = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-    return str(innermost.f_globals.get('__name__')).startswith('multiprocessing.')
+    return innermost.f_globals.get('__name__') == 'multiprocessing.connection'
 
 
 def raise_file_limit() -> None:

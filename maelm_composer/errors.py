@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
@@ -49,6 +50,9 @@ def one_line_errors() -> Iterator[None]:
 
     Ctrl-C ends with exit code 130.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that the locale lacks, such as '≥', is shown as '?'
+            stream.reconfigure(errors='replace')
     interrupts, before = [], signal.getsignal(signal.SIGINT)
 
     def interrupt(number: int, frame: object) -> None:

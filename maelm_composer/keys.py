@@ -20,7 +20,7 @@ FIELD = re.compile(r'^ {4}(\w+): [^#]*?(?:  # (.*))?$', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key; ``name`` is dotted, with ``[]`` for an item of a list and ``<task>`` for a name of one's own."""
+    """One key; ``name`` is dotted, with ``[]`` for an item of a list and ``<name>`` for a name of one's own."""
 
     name: str
     values: str  # its type, the choices of an Enum, the range of a number

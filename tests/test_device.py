@@ -1,5 +1,6 @@
 """How the host gives out memory, and what is said when it has none."""
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -86,3 +87,12 @@ def test_a_loader_worker_that_cannot_be_reached_is_told(tmp_path):
 def test_other_errors_stay_what_they_are(error):
     with pytest.raises(type(error), match=str(error)), explain_shortage(8):
         raise error
+
+
+def test_a_worker_that_cannot_be_started_was_not_killed(monkeypatch):
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable')
+
+    monkeypatch.setattr(os, 'fork', refuse)  # as at a limit of processes
+    with pytest.raises(BlockingIOError), explain_shortage(8):
+        multiprocessing.get_context('fork').Process().start()

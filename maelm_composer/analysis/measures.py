@@ -53,10 +53,11 @@ class Gram:
         if centered and self.count:
             moment = moment - torch.outer(self.total, self.total) / self.count
         energy = moment.trace()
-        if not self.count or not energy > 0 or not energy.isfinite():
-            raise InputError(
-                f'{self.count} rows with energy {energy:g} have no effective rank: give rows that are not all zero'
-            )
+        if not energy.isfinite():
+            raise InputError(f'{self.count} rows hold values that are not finite: the weights may be damaged')
+        if not self.count or not energy > ROUNDING * self.matrix.trace():
+            kind = 'differ from each other' if centered else 'are not all zero'
+            raise InputError(f'{self.count} rows with energy {energy:g} have no effective rank: give rows that {kind}')
         return moment
 
     def find_directions(self, threshold: float = THRESHOLD, centered: bool = False) -> Tensor:

@@ -177,7 +177,7 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
             if here.get(name) != there.get(name):
                 raise InputError(
                     f'{other.run_name} and {run.run_name} are compared, but differ in {name}: '
-                    f'{there.get(name)} and {here.get(name)}'
+                    f'{there.get(name)} and {here.get(name)}: keep the records of one experiment'
                 )
 
 

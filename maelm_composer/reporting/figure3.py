@@ -78,7 +78,7 @@ def build_figure3(builder: RowBuilder) -> list[Row]:
         if not curve:
             rows.append(builder.value(model.label, column.name, PERCENT, evidence.score(model, column)))
         for samples, cell in curve.items():
-            paper = builder.paper_of(model, column.name) if samples == max(curve) else None
+            paper = builder.paper_of(model, column.name) if cell.runs and samples == cell.runs[0].samples else None
             rows.append(builder.value(model.label, column.name, PERCENT, cell, paper).at(samples, 'samples'))
             for axis in (Axis.hours, Axis.flops):
                 costs = {seed: getattr(found, axis.name) for seed, found in _read(cell, samples).items()}
@@ -180,7 +180,9 @@ def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -
     """
     costs = [point.get_cost(axis) for point in curve]
     if not all(before < after for before, after in itertools.pairwise([0.0, *costs])):
-        raise InputError(f'{axis.name} of the checkpoints must rise from above 0: {costs}')
+        raise InputError(
+            f'{axis.name} of the checkpoints must rise from above 0, but are {costs}: keep the records of one run alone'
+        )
     first = next((i for i, point in enumerate(curve) if point.median >= target), None)
     if first is None:
         return Arrival(math.inf, math.inf, starts_above=False)

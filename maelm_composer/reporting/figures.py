@@ -234,7 +234,7 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) ->
             axis.text(0.99, line, 'never', color=color, ha='right', va='center', transform=axis.get_yaxis_transform())
         else:
             axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
-        if row.paper is not None:
+        if row.paper is not None and row.difference is not None:  # ranks of a small model are not compared
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
     axis.axvline(0, color='#555555', linewidth=0.8)
     names = [(f'{find_artefact(row.artefact).label}: ' if is_named else '') + name_claim(row, ', ') for row in claims]

@@ -48,7 +48,9 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
     evidence = read_evidence(records, scale)
     for record in (*evidence.finetunings, *evidence.failures):
         if scale != DEMO and record.protocol.get('source') == DEMO:
-            raise InputError(f'{records}/finetuning: {record.key} is a demo task, which is no evidence at {scale}')
+            raise InputError(
+                f'{records}/finetuning: {record.key} is a demo task, which is no evidence at {scale}: remove it'
+            )
     _assert_comparable(evidence)
     return evidence
 

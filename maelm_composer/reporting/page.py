@@ -258,8 +258,9 @@ def _describe_cost(evidence: Evidence) -> str:
     watts = (cores, 'hours of a CPU core', CORE_WATTS), (gpus, 'GPU-hours', GPU_WATTS)
     parts = [f'{hours:,.1f} {name}' for hours, name, _ in watts if hours]
     energy = sum(hours * power for hours, _, power in watts) / 1000
+    digits = '.2g' if energy < 10 else '.0f'
     return (
         f'The recorded pretraining and fine-tuning runs took {" and ".join(parts) or "no recorded time"}: about '
-        f'{energy:,.2g} kWh at an assumed {CORE_WATTS:g} W a core and {GPU_WATTS:g} W a GPU. Discarded runs '
+        f'{energy:,{digits}} kWh at an assumed {CORE_WATTS:g} W a core and {GPU_WATTS:g} W a GPU. Discarded runs '
         'and rank measurements are not counted.'
     )

@@ -124,10 +124,18 @@ def test_directions_are_orthonormal_and_hold_the_threshold():
     assert fewer < 0.9 <= share
 
 
-@pytest.mark.parametrize('rows', [torch.zeros(0, 4), torch.zeros(5, 4), torch.full((5, 4), float('nan'))])
-def test_rows_without_a_rank_are_refused(rows):
-    with pytest.raises(InputError, match='effective rank'):
-        gram_of(rows).measure_effective_rank()
+@pytest.mark.parametrize(
+    'rows, centered, message',
+    [
+        (torch.zeros(0, 4), False, 'no effective rank: give rows that are not all zero'),
+        (torch.zeros(5, 4), False, 'no effective rank: give rows that are not all zero'),
+        (torch.full((5, 4), float('nan')), False, 'values that are not finite: the weights may be damaged'),
+        (torch.tensor([[0.1, 0.7, 1.3, 2.9]]).expand(1001, 4), True, 'give rows that differ from each other'),
+    ],
+)
+def test_rows_without_a_rank_are_refused(rows, centered, message):
+    with pytest.raises(InputError, match=message):
+        gram_of(rows).measure_effective_rank(centered=centered)
 
 
 def spread(count: int, *columns: int, size: int = 6, seed: int = 0) -> torch.Tensor:

@@ -150,6 +150,9 @@ def test_code_in_a_hugging_face_folder_never_runs(tmp_path):
         load_pretrained(str(tmp_path / 'theirs'))
     path.write_text(path.read_text().replace('"evil"', '"roberta"'))  # a stock class, which is used
     assert isinstance(load_pretrained(str(tmp_path / 'theirs')).encoder, Encoder)
+    path = tmp_path / 'theirs/tokenizer_config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'auto_map': {'AutoTokenizer': ['evil.Words', None]}}))
+    assert load_pretrained(str(tmp_path / 'theirs')).tokenizer.mask_token_id == V - 1
     assert not (tmp_path / 'ran').exists()
 
 

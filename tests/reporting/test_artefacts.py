@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from maelm_composer.config import PretrainingConfig
+from maelm_composer.errors import InputError
 from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
@@ -97,3 +98,10 @@ def test_published_numbers_are_found_by_our_labels():
     assert published['base', MAE_LM.label, 'pretrained'] == 491
     with pytest.raises(KeyError):
         published['base++', MAE_LM.label, 'pretrained']
+
+
+@pytest.mark.parametrize('line', ['base,RoBERTa,mnli_m,-', 'base,RoBERTa'])
+def test_published_numbers_that_cannot_be_read_are_one_line(tmp_path, line):
+    (tmp_path / 'table1.csv').write_text(f'setting,row,column,value\n{line}\n')
+    with pytest.raises(InputError, match=r'table1\.csv holds no published numbers .*: repair the file, or remove'):
+        load_published(tmp_path)

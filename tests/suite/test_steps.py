@@ -20,7 +20,6 @@ from maelm_composer.reporting.artefacts import (
     RUNGS,
     find_artefact,
 )
-from maelm_composer.suite import steps
 from maelm_composer.suite.steps import Kind, choose_artefacts, list_saved_samples, list_steps, load_suite
 from maelm_composer.training.plan import count_training_flops
 
@@ -228,7 +227,7 @@ def test_the_demo_gives_every_delta_the_same_rows(demo):
     assert len({(c.seed, c.training.max_samples, c.data.remote) for c in configs}) == 1
 
 
-def test_bad_input_is_one_clear_line(demo, own, monkeypatch):
+def test_bad_input_is_one_clear_line(demo, own, tmp_path):
     with pytest.raises(InputError, match=r'no yamls/suite/tiny.yaml: the scales are base, base_pp, demo'):
         load_suite('tiny')
     with pytest.raises(InputError, match=r'no yamls/suite/.yaml: the scales are base'):
@@ -247,18 +246,14 @@ def test_bad_input_is_one_clear_line(demo, own, monkeypatch):
     own.settings.finetuning.append('tasks.reviews.metrics=[f2]')
     with pytest.raises(InputError, match=r'tasks\.reviews\.metrics: f2 is no metric'):
         choose_artefacts(own, 'table1')
-    monkeypatch.setattr(steps, 'load_config', lambda *_: dataclasses.replace(demo.settings, pretraining_seeds=[1, 1]))
-    with pytest.raises(InputError, match=r'pretraining seeds \[1, 1\]: a seed is listed twice'):
-        load_suite('demo')
-    monkeypatch.setattr(
-        steps, 'load_config', lambda *_: dataclasses.replace(demo.settings, pretraining_seeds_of={'table9': [1]})
-    )
-    with pytest.raises(InputError, match='names table9: the artefacts and overlays are table1, table2'):
-        load_suite('demo')
-    wrong = dataclasses.replace(demo.settings, pretraining_of={'table2': ['seed=1']})
-    monkeypatch.setattr(steps, 'load_config', lambda *_: wrong)
-    with pytest.raises(InputError, match='pretraining_of names table2: the overlays are roberta, encoder_with_mask'):
-        load_suite('demo')
+    added = tmp_path / 'added.yaml'
+    for text, message in (
+        ('pretraining_seeds_of: {table9: [1]}', 'names table9: the artefacts and overlays are table1, table2'),
+        ('pretraining_of: {table2: [seed=1]}', 'pretraining_of names table2: the overlays are roberta, encoder_with'),
+    ):
+        added.write_text(text)
+        with pytest.raises(InputError, match=message):
+            load_suite('demo', added=str(added))
 
 
 def test_a_suite_can_be_run_anywhere(demo, tmp_path, monkeypatch):
