@@ -1,6 +1,7 @@
 """What all tests share: one thread, repeatable draws, packed rows and their batches."""
 
 import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from maelm_composer.masking.collate import Batch, MaskingCollator
 from tests.tiny import checkpoint, configure, task_folder
 
 __all__ = ['checkpoint', 'configure', 'task_folder']  # fixtures
+
+os.environ |= {'no_proxy': '127.0.0.1,localhost', 'NO_PROXY': '127.0.0.1,localhost'}  # the tests' own servers
 
 # A loaded machine must not turn a property red, nor another draw turn a green suite red.
 settings.register_profile('repeatable', deadline=None, derandomize=True, max_examples=40)

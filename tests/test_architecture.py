@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import maelm_composer
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / 'maelm_composer'
 MODULES = sorted(PACKAGE.rglob('*.py'))
@@ -122,6 +124,10 @@ def test_every_imported_package_is_declared():
     imported = roots - {*sys.stdlib_module_names, 'maelm_composer'}
     packages = packages_distributions()
     assert {r for r in imported if not declared & {p.lower().replace('_', '-') for p in packages[r]}} == set()
+
+
+def test_the_citation_names_this_version():
+    assert f'version: {maelm_composer.__version__}\n' in (ROOT / 'CITATION.cff').read_text()
 
 
 @pytest.mark.parametrize('modules, package', [(TORCHLESS, 'torch'), (COMPOSERLESS, 'composer')])

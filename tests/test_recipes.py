@@ -14,6 +14,7 @@ from maelm_composer.recipe import is_finetuning, load_config, to_plain
 
 ROOT = Path(__file__).parent.parent
 YAMLS = ROOT / 'yamls'
+PAGES = [ROOT / 'README.md', *(ROOT / 'docs').glob('*.md'), *(ROOT / 'results').rglob('*.md')]
 RECIPES = ('base', 'base_pp', 'large_pp', 'medium', 'small', 'demo')
 OVERLAYS = [
     YAMLS / 'roberta.yaml',
@@ -133,7 +134,7 @@ def find_commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     'path',
-    [*YAMLS.rglob('*.yaml'), ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')],
+    [*YAMLS.rglob('*.yaml'), *PAGES],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_commands_in_documents_name_recipes_that_load(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,3 +152,12 @@ def test_commands_in_documents_name_recipes_that_load(path: Path, monkeypatch: p
             load_config(FinetuningConfig, files, overrides)
         else:
             load_config(CorpusConfig if command[1] in ('tokenizer', 'shards') else PretrainingConfig, files, overrides)
+
+
+@pytest.mark.parametrize('path', PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_scales_and_benchmarks_that_a_page_names_exist(path: Path) -> None:
+    text = path.read_text(encoding='utf-8')
+    for scale in re.findall(r'--scale (\w+)', text):
+        assert scale == 'SCALE' or (YAMLS / f'suite/{scale}.yaml').is_file(), scale
+    for bench in re.findall(r'bench/\w+\.py', text):
+        assert (ROOT / bench).is_file(), bench

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from maelm_composer import cli
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
@@ -236,6 +237,14 @@ def test_a_budget_says_what_fits(capsys):
     hours = {name: float(cells[0].replace(',', '')) for name, cells in row.items()}
     # 6.0e20 FLOPs at 40 % of 989e12 FLOP/s are 420 hours; a model of Table 2 each.
     assert hours['all of them'] > hours['Table 2'] > 10 * hours['Figure 1']
+
+
+def test_the_command_plans_the_five_scales_together(capsys, monkeypatch):
+    monkeypatch.setattr('sys.argv', ['maelm', 'plan', '--gpus', '8', '--gpu', 'h100', '--hours', '24'])
+    with pytest.raises(SystemExit, match='0'):
+        cli.main()
+    heading = capsys.readouterr().out.splitlines()[0]
+    assert heading.split()[-5:] == ['small', 'medium', 'base', 'base_pp', 'large_pp']
 
 
 def test_a_plan_is_printed_whole(demo, capsys):
