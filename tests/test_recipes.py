@@ -143,7 +143,7 @@ def test_commands_in_documents_name_recipes_that_load(path: Path, monkeypatch: p
     commands = find_commands(path.read_text(encoding='utf-8'))
     if path.parent.name == 'suite':
         assert 'pytest bench/' in path.read_text(encoding='utf-8')
-    elif path.suffix == '.yaml' or path.name == 'README.md':
+    elif path.suffix == '.yaml' or path == ROOT / 'README.md':
         assert commands, 'a recipe says how it is run'
     for command in commands:
         files = [argument for argument in command if argument.startswith('yamls/')]
