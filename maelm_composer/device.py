@@ -57,13 +57,13 @@ def explain_shortage(microbatch_size: int, key: str = 'training.device_train_mic
 def _is_lost_connection(error: BaseException) -> bool:
     """Whether the other end of a connection of ``multiprocessing`` went away, at whichever of its messages.
 
-    The main process fetches each tensor from the worker that made it. If the worker dies meanwhile, the connection is
-    refused or reset, or ends before or within a message.
+    The main process fetches each tensor from the worker that made it, as the descriptor of an open file. If the worker
+    dies meanwhile, the connection is refused or reset, or ends before or within a message or before the descriptor.
     """
     if isinstance(error, RuntimeError):
         return False
     innermost = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-    return innermost.f_globals.get('__name__') == 'multiprocessing.connection'
+    return innermost.f_globals.get('__name__') in ('multiprocessing.connection', 'multiprocessing.reduction')
 
 
 def raise_file_limit() -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from multiprocessing.connection import Client
+from multiprocessing.reduction import recv_handle
 
 import pytest
 
@@ -71,6 +72,16 @@ def test_a_loader_worker_that_is_killed_while_it_sends_is_told(sent):
     others.close()
     with pytest.raises(InputError, match=KILLED), explain_shortage(8):
         ours.recv()
+
+
+@pytest.mark.parametrize('unread', [(), ('which tensor',)], ids=['the connection ended', 'it was reset'])
+def test_a_loader_worker_that_is_killed_before_it_sends_a_tensor_is_told(unread):
+    ours, others = multiprocessing.Pipe()
+    for message in unread:
+        ours.send(message)
+    others.close()
+    with pytest.raises(InputError, match=KILLED), explain_shortage(8):
+        recv_handle(ours)
 
 
 def test_a_loader_worker_that_cannot_be_reached_is_told(tmp_path):
