@@ -21,7 +21,7 @@ from streaming import MDSWriter
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.recipe import load_config
-from maelm_composer.training.callbacks import TIMED_COLUMNS, read_metrics
+from maelm_composer.training.callbacks import TIMED_COLUMNS, MetricsLog, read_metrics
 from tests.tiny import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,16 +122,18 @@ def wait_for():
 
 
 @pytest.fixture
-def signal_after(wait_for):
-    """``signal_after(folder, rows)``: send this process a signal once the log has so many rows."""
+def signal_after(monkeypatch):
+    """``signal_after(rows)``: send this process a signal when the log gets the row of that number."""
 
-    def watch(folder: str, rows: int, number: int) -> None:
-        wait_for(lambda: count_rows(folder) >= rows)
-        os.kill(os.getpid(), number)
+    def begin(rows: int, number: int = signal.SIGTERM) -> None:
+        def write_and_signal(log: MetricsLog, *arguments) -> None:
+            write(log, *arguments)
+            if sum(1 for _ in read_metrics(log.path)) == rows:
+                os.kill(os.getpid(), number)
 
-    def begin(folder: str, rows: int, number: int = signal.SIGTERM) -> None:
-        threading.Thread(target=watch, args=(folder, rows, number), daemon=True).start()
+        monkeypatch.setattr(MetricsLog, 'batch_checkpoint', write_and_signal)
 
+    write = MetricsLog.batch_checkpoint
     return begin
 
 

@@ -91,7 +91,7 @@ def test_the_tokenizer_of_other_shards_is_refused_before_a_run_copies_it(begin):
 
 def test_such_a_run_resumes_as_if_never_stopped_even_without_its_start(begin, assert_same_run, signal_after):
     pretrain(begin('whole', 'init_from=first'))
-    signal_after('stopped', 7)
+    signal_after(7)
     with pytest.raises(SystemExit):
         pretrain(begin('stopped', 'init_from=first'))
     shutil.rmtree('first')

@@ -60,7 +60,7 @@ def test_a_checkpoint_that_leads_out_of_the_run_folder_is_refused(bucket, recipe
 def test_a_run_from_and_to_a_bucket_survives_the_loss_of_its_machine(bucket, recipe, signal_after, assert_same_run):
     remote = ('data.remote=s3://runs/shards', 'save_folder=s3://runs/checkpoints', 'training.checkpoints_to_keep=2')
     pretrain(recipe('save_folder=whole'))
-    signal_after('runs/recipe', 11)
+    signal_after(11)
     with pytest.raises(SystemExit):
         pretrain(recipe(*remote))
     shutil.rmtree('runs')
@@ -177,7 +177,7 @@ def test_what_an_outage_kept_here_is_uploaded_by_the_next_start(
         ):
             pretrain(recipe(remote, 'training.max_outage_minutes=0.001'))
     else:
-        signal_after('runs/recipe', 11)
+        signal_after(11)
         with pytest.raises(SystemExit) as ending:
             pretrain(recipe(remote))
         assert ending.value.code == 128 + signal.SIGTERM

@@ -100,7 +100,7 @@ def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert
     pretrain(whole)
     # In the first and in the second pass over the rows.
     for rows, number in ((5, signal.SIGINT), (13, signal.SIGTERM)):
-        signal_after(stopped.save_folder, rows, number)
+        signal_after(rows, number)
         with pytest.raises(SystemExit) as stop:
             pretrain(stopped)
         assert stop.value.code == 128 + number
@@ -272,7 +272,7 @@ def test_a_missing_file_of_a_checkpoint_is_named(recipe, name):
 
 def test_the_log_is_resumed_from_the_checkpoint(recipe, signal_after, assert_same_run):
     pretrain(recipe('save_folder=whole'))
-    signal_after('runs/recipe', 11)
+    signal_after(11)
     with pytest.raises(SystemExit):
         pretrain(recipe())
     Path('runs/recipe/metrics.csv').unlink()
@@ -313,7 +313,7 @@ def test_auto_is_settled_before_the_run_begins_and_kept(recipe, monkeypatch, cap
     measured = [Speeds(1e11, bf16, 'CPU'), Speeds(1e11, 1e22 / bf16, 'CPU')]  # then a machine of the other kind
     monkeypatch.setattr(precision, 'measure_speeds', lambda: measured[0])
     short = ('training.precision=auto', 'training.max_samples=192', 'training.checkpoint_interval_samples=64')
-    signal_after('runs/recipe', 4)
+    signal_after(4)
     with pytest.raises(SystemExit):
         pretrain(recipe(*short))
     assert f'{name} (auto: bf16 runs at' in capsys.readouterr().out.replace('\n', ' ')
