@@ -242,6 +242,7 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) ->
     axis.set_yticks(range(len(claims)), labels)
     axis.set_ylim(len(claims) - 0.4, -0.6)
     axis.set_xlabel(AXES.get(unit, unit))
+    axis.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))  # short numbers, which do not overlap
     axis.grid(False, axis='y')
 
 
