@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 import streaming.base.dataset
 import streaming.base.shared.array
 import streaming.base.shared.prefix
+import torch.distributed
 import torch.utils.data.dataloader
 from filelock import FileLock
 from streaming import StreamingDataset
 from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, RESUME
 from streaming.base.dataset import _ShardState
-from streaming.base.distributed import barrier, get_local_rank
+from streaming.base.distributed import all_gather_object, barrier, get_local_rank, get_rank
 from streaming.base.shared import SharedMemory
 from streaming.base.shared.prefix import _get_path
 from torch.utils.data import DataLoader
@@ -109,6 +110,18 @@ class RobustLoaderIterator(_MultiProcessingDataLoaderIter):
 
 
 torch.utils.data.dataloader._MultiProcessingDataLoaderIter = RobustLoaderIterator  # type: ignore[misc]
+
+
+def _find_prefix_together(*arguments: Any, **named: Any) -> int:
+    """The shared-memory prefix that the local leader finds free: another job may leave between two ranks' looks."""
+    found = _find_prefix(*arguments, **named)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return all_gather_object(found)[get_rank() - get_local_rank()]
+    return found
+
+
+_find_prefix = streaming.base.shared.prefix._check_and_find_retrying
+streaming.base.shared.prefix._check_and_find_retrying = _find_prefix_together
 
 
 class RobustStreamingDataset(StreamingDataset):

@@ -10,6 +10,8 @@ import requests
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
+from tests.tiny import find_free_port
+
 Respond = Callable[..., Any]
 ERROR = '<Error><Code>{}</Code><Message>{}</Message></Error>'
 
@@ -30,7 +32,7 @@ class FaultyS3:
         self.failed = 0  # requests while there was a fault
         self.met = 0  # those of them that the fault changes
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._port = 0
+        self._port = find_free_port()  # kept while the server is stopped, too
         self.start()
         requests.post(f'{self.url}/moto-api/reset', timeout=60)  # what it holds belongs to the process
 
@@ -41,7 +43,6 @@ class FaultyS3:
     def start(self) -> None:
         """Accept connections, on the same port as before :meth:`stop`."""
         self._server: BaseWSGIServer = make_server('127.0.0.1', self._port, self._answer, threaded=True)
-        self._port = self._server.port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
@@ -54,7 +55,7 @@ class FaultyS3:
         fault, self.failed = self.fault, self.failed + 1
         method, is_listing = environ['REQUEST_METHOD'], 'list-type' in environ['QUERY_STRING']
         self.met += {'lost': method == 'PUT', 'short': method == 'GET', 'unlisted': is_listing}.get(fault, True)
-        if self.failed == self.times:
+        if self.times is not None and self.failed >= self.times:  # several requests at once
             self.fault = None
         if fault in ('500', '503', '403'):
             code = {'500': 'InternalError', '503': 'SlowDown', '403': 'AccessDenied'}[fault]

@@ -134,7 +134,7 @@ def another_torch(tmp_path, monkeypatch):
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize(

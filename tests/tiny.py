@@ -37,13 +37,16 @@ TEXTS = [' '.join([*GOOD, *BAD, *FILLER, 'how is it'] * 20)]
 SIZES = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'intermediate_size': 64}
 MODEL = ModelConfig(vocab_size=V, max_seq_len=N, decoder=DecoderConfig(**SIZES), **SIZES)
 SAMPLES, CHECKPOINT = 64, 'samples-000000000064'
+_HELD: list[socket.socket] = []
 
 
 def find_free_port() -> int:
-    """A port of loopback that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return int(probe.getsockname()[1])
+    """A port of loopback for one server with SO_REUSEADDR, as torch's; no other process is given the port meanwhile."""
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(('127.0.0.1', 0))
+    _HELD.append(probe)
+    return int(probe.getsockname()[1])
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:

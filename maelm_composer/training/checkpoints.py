@@ -205,6 +205,8 @@ def fail_together() -> Iterator[None]:
         try:
             yield
         except (OSError, RuntimeError, CheckpointException, SafetensorError) as error:
+            if str(error).startswith('DataLoader worker'):  # torch's handler of SIGCHLD raises wherever the rank is
+                raise
             raise InputError(describe_cause(error)) from error
 
 

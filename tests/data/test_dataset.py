@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import zstandard
 from streaming import StreamingDataLoader
@@ -79,8 +80,15 @@ class Rank:
         return received
 
     def kill(self) -> None:
+        """Kill the process and its loader workers; none holds shared memory any more."""
+        workers = psutil.Process(self.process.pid).children(recursive=True)
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
+        deadline = time.monotonic() + 60
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                while worker.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+                    time.sleep(0.01)
 
 
 def send_batches(
@@ -151,25 +159,6 @@ def test_a_shard_cut_short_or_changed_in_the_cache_is_fetched_again(shards, end)
         path.write_bytes(content[:-1] + end)
     assert iterate(shards.remote) == whole
     assert {path: path.read_bytes() for path in list_unpacked()} == contents
-
-
-def test_jobs_that_start_at_the_same_moment_do_not_take_the_same_name(shards):
-    fork = multiprocessing.get_context('fork')
-    gate = fork.Barrier(3, timeout=240)
-
-    def start_job() -> None:
-        gate.wait()
-        rows = open_rows(shards.remote)
-        gate.wait()  # all live at once
-        rows._locals_shm.cleanup()
-
-    for _ in range(3):
-        jobs = [fork.Process(target=start_job) for _ in range(3)]
-        for job in jobs:
-            job.start()
-        for job in jobs:
-            job.join()
-        assert [job.exitcode for job in jobs] == [0] * 3
 
 
 def test_shared_memory_is_closed_with_its_dataset_and_no_other_is_kept_open(shards):

@@ -22,6 +22,7 @@ from maelm_composer.data.manifest import load_id_counts, load_manifest
 from maelm_composer.data.shards import build_shards, convert_documents, is_validation
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer
 from maelm_composer.errors import InputError
+from maelm_composer.patches import _one_job_at_a_time
 from maelm_composer.recipe import to_yaml
 
 from .conftest import write_documents
@@ -36,7 +37,9 @@ def read_files(remote: str, *folders: str) -> dict[str, bytes]:
 
 def read_rows(remote: str, split: str, cache: Path) -> np.ndarray:
     """With the stock reader, from a copy: what we write is plain MDS."""
-    dataset = StreamingDataset(remote=f'{remote}/{split}', local=str(cache / split), batch_size=1, validate_hash='sha1')
+    local = str(cache / split)
+    with _one_job_at_a_time():  # as the stock reader does not look for other jobs of this machine
+        dataset = StreamingDataset(remote=f'{remote}/{split}', local=local, batch_size=1, validate_hash='sha1')
     return np.stack([dataset[i]['input_ids'] for i in range(dataset.num_samples)])
 
 
@@ -142,16 +145,19 @@ def test_a_relative_folder_is_that_of_the_command_not_of_ray(shards, tmp_path, m
     assert read_files('mine') == complete
 
 
-def test_killed_and_called_again_it_ends_with_the_same_bytes(shards, tmp_path):
+def test_killed_and_called_again_it_ends_with_the_same_bytes(recipe, ray_here, tmp_path):
     """SIGKILL of the whole command while some tasks are done and some are not."""
-    complete = read_files(shards.remote)
-    tasks = len(list(Path(shards.remote, 'parts').iterdir()))
-    shards.remote = str(tmp_path / 'again')
-    (tmp_path / 'recipe.yaml').write_text(to_yaml(shards))
-    build_tokenizer(shards)
+    recipe.documents_per_task = 6  # so many tasks that the poll does not come after the last one
+    build_tokenizer(recipe)
+    build_shards(recipe)
+    complete = read_files(recipe.remote)
+    tasks = len(list(Path(recipe.remote, 'parts').glob('*.json')))
+    recipe.remote = str(tmp_path / 'again')
+    (tmp_path / 'recipe.yaml').write_text(to_yaml(recipe))
+    build_tokenizer(recipe)
     command = [sys.executable, '-m', 'maelm_composer.cli', 'shards', str(tmp_path / 'recipe.yaml'), '--workers', '1']
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-    parts = Path(shards.remote, 'parts')
+    parts = Path(recipe.remote, 'parts')
     while not (parts.is_dir() and list(parts.glob('*.json'))):
         assert process.poll() is None
         time.sleep(0.01)
@@ -160,9 +166,9 @@ def test_killed_and_called_again_it_ends_with_the_same_bytes(shards, tmp_path):
     time.sleep(0.5)
     done = {p: p.stat().st_mtime_ns for p in parts.glob('*.json')}
     assert 0 < len(done) < tasks
-    assert not Path(shards.remote, 'manifest.json').exists()
-    build_shards(shards)
-    assert read_files(shards.remote) == complete
+    assert not Path(recipe.remote, 'manifest.json').exists()
+    build_shards(recipe)
+    assert read_files(recipe.remote) == complete
     assert all(p.stat().st_mtime_ns == stamp for p, stamp in done.items())
 
 
@@ -208,12 +214,12 @@ def test_wrong_credentials_are_named(s3):
     """moto checks keys only when told to; it then knows none."""
     import requests
 
-    requests.post(f'{s3}/moto-api/reset-auth', data=b'0', timeout=10)
+    requests.post(f'{s3}/moto-api/reset-auth', data=b'0', timeout=60)
     try:
         with pytest.raises(InputError, match=r's3://corpus/x.*AWS_ACCESS_KEY_ID'):
             load_manifest('s3://corpus/x')
     finally:
-        requests.post(f'{s3}/moto-api/reset-auth', data=b'Infinity', timeout=10)
+        requests.post(f'{s3}/moto-api/reset-auth', data=b'Infinity', timeout=60)
 
 
 def test_the_recipe_and_its_note_stand_in_the_manifest(recipe: CorpusConfig, ray_here):

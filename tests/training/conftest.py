@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -122,19 +123,26 @@ def wait_for():
 
 
 @pytest.fixture
-def signal_after(monkeypatch):
-    """``signal_after(rows)``: send this process a signal when the log gets the row of that number."""
-
-    def begin(rows: int, number: int = signal.SIGTERM) -> None:
-        def write_and_signal(log: MetricsLog, *arguments) -> None:
-            write(log, *arguments)
-            if sum(1 for _ in read_metrics(log.path)) == rows:
-                os.kill(os.getpid(), number)
-
-        monkeypatch.setattr(MetricsLog, 'batch_checkpoint', write_and_signal)
-
+def at_row(monkeypatch):
+    """``at_row(row, act)``: call ``act`` once, when the log of a run of this process gets the row of that number."""
+    pending: list[tuple[int, Callable[[], None]]] = []
     write = MetricsLog.batch_checkpoint
-    return begin
+
+    def write_and_act(log: MetricsLog, *arguments) -> None:
+        write(log, *arguments)
+        rows = sum(1 for _ in read_metrics(log.path))
+        for entry in [entry for entry in pending if entry[0] == rows]:
+            pending.remove(entry)
+            entry[1]()
+
+    monkeypatch.setattr(MetricsLog, 'batch_checkpoint', write_and_act)
+    return lambda row, act: pending.append((row, act))
+
+
+@pytest.fixture
+def signal_after(at_row):
+    """``signal_after(row)``: send this process a signal when the log gets that row."""
+    return lambda row, number=signal.SIGTERM: at_row(row, lambda: os.kill(os.getpid(), number))
 
 
 def forget_hashes(checkpoint: Path) -> None:

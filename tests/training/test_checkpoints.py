@@ -52,7 +52,7 @@ def test_a_whole_checkpoint_names_nothing_that_torch_2_7_lacks(recipe):
 
 def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, start):
     process = start('recipe.yaml', 'training.sharding=full_shard', *SHORT)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
     metadata = Path('runs/recipe/latest/state', METADATA)
     with metadata.open('rb') as file:

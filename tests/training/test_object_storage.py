@@ -100,17 +100,15 @@ def end_outage(server) -> None:
 
 
 @pytest.fixture
-def outage_between(server, wait_for):
+def outage_between(server, at_row):
     """``outage_between(fault, first, last)``: the server fails from row ``first`` of metrics.csv to row ``last``."""
 
-    def act(fault: str, first: int, last: int | None = None) -> None:
-        wait_for(lambda: count_rows('runs/recipe') >= first)
-        begin_outage(server, fault)
+    def plan(fault: str, first: int, last: int | None = None) -> None:
+        at_row(first, lambda: begin_outage(server, fault))
         if last is not None:
-            wait_for(lambda: count_rows('runs/recipe') >= last)
-            end_outage(server)
+            at_row(last, lambda: end_outage(server))
 
-    return lambda *arguments: threading.Thread(target=act, args=arguments, daemon=True).start()
+    return plan
 
 
 @pytest.mark.parametrize('fault', ['refused', '503', 'lost'])
@@ -132,11 +130,17 @@ def test_training_goes_on_through_an_outage(bucket, server, recipe, outage_betwe
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_through_an_outage_together(bucket, recipe, start, outage_between, assert_same_run):
+def test_two_ranks_go_on_through_an_outage_together(bucket, server, recipe, start, wait_for, assert_same_run):
+    def fail() -> None:
+        wait_for(lambda: count_rows('runs/recipe') >= 3)
+        begin_outage(server, '503')
+        wait_for(lambda: count_rows('runs/recipe') >= 24)
+        end_outage(server)
+
     recipe()
     arguments = ('recipe.yaml', 'training.sharding=full_shard')
     out, _ = start(*arguments, 'save_folder=whole', ranks=2).communicate(timeout=300)
-    outage_between('503', 3, 24)
+    threading.Thread(target=fail, daemon=True).start()
     process = start(*arguments, 'run_name=recipe', 'save_folder=s3://runs/checkpoints', ranks=2)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out

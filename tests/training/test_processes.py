@@ -6,6 +6,7 @@ import re
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,19 +15,20 @@ import psutil
 import pytest
 import torch
 from composer.utils import dist
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from maelm_composer.cli import runs as compare_runs
 from maelm_composer.errors import InputError
-from maelm_composer.files import lock_folder
+from maelm_composer.files import is_locked, lock_folder
 from maelm_composer.records import load_record, parse_pretraining
+from maelm_composer.training import checkpoints
 from maelm_composer.training.ending import STOP_SIGNALS, StopSignals, end_before_training, follow_trainer
 from maelm_composer.training.ranks import RankWatch
 from maelm_composer.training.run import pretrain
 from tests.tiny import find_free_port
 from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
 
-EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=256')
+EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=1024')
 
 
 def test_a_second_ctrl_c_ends_at_once():
@@ -48,23 +50,25 @@ def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_
         compare_runs(['killed'])
         return re.search(r'killed +(\w+)', capsys.readouterr().out)[1]
 
-    pretrain(recipe('save_folder=whole'))
+    long = 'training.max_samples=1536'  # so that no poll comes after the end
+    pretrain(recipe('save_folder=whole', long))
     folder = Path('killed')
     moments = [
         lambda: (folder / '.saving').exists(),  # in the middle of a checkpoint
-        lambda: (folder / 'latest').is_symlink() and (folder / 'metrics.csv').read_text().count('\n') > 11,
+        lambda: (folder / 'latest').is_symlink() and count_rows('killed') > 10,
     ]
     for moment in moments:
-        process = start('recipe.yaml', 'save_folder=killed')
-        wait_for(moment)
+        (folder / 'metrics.csv').unlink(missing_ok=True)  # the log that the next start restores is waited for
+        process = start('recipe.yaml', 'save_folder=killed', long)
+        wait_for(lambda moment=moment: moment() and is_locked(folder))
         os.killpg(process.pid, signal.SIGSTOP)
         with pytest.raises(InputError, match='another run is at work in'):
-            pretrain(recipe('save_folder=killed'))
+            pretrain(recipe('save_folder=killed', long))
         assert show_status() == 'running'
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         assert show_status() == 'dead'
-    pretrain(recipe('save_folder=killed'))
+    pretrain(recipe('save_folder=killed', long))
     assert 'the run was killed before; if because memory ran out, lower' in capsys.readouterr().out
     assert show_status() == 'finished'
     assert_same_run('whole', 'killed')
@@ -118,13 +122,42 @@ def test_a_loader_worker_that_is_killed_while_the_trainer_closes_prints_no_trace
     assert callable(signal.getsignal(signal.SIGCHLD))  # torch's
 
 
+def test_a_killed_loader_worker_is_told(recipe, wait_for):
+    config = recipe('data.num_workers=1', 'training.max_samples=20000')
+    others = multiprocessing.active_children()  # a loader of an earlier test may not have been collected yet
+
+    def kill() -> None:
+        wait_for(lambda: count_rows('runs/recipe') > 2 and set(multiprocessing.active_children()) - set(others))
+        for worker in set(multiprocessing.active_children()) - set(others):
+            worker.kill()
+
+    threading.Thread(target=kill, daemon=True).start()
+    with pytest.raises(InputError, match='a loader worker was killed, most likely because memory ran out: lower'):
+        pretrain(config)
+
+
+def test_a_loader_worker_killed_while_a_checkpoint_is_written_is_told(recipe, monkeypatch):
+    others = set(multiprocessing.active_children())
+
+    def kill_and_save(*arguments, **named) -> None:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # not collected, as torch looks for it itself
+        save_file(*arguments, **named)
+
+    monkeypatch.setattr(checkpoints, 'save_file', kill_and_save)
+    with pytest.raises(InputError, match='a loader worker was killed, most likely because memory ran out: lower'):
+        pretrain(recipe('data.num_workers=1'))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('sharding', ['ddp', 'full_shard'])
 def test_two_ranks_train_and_resume_as_one(recipe, start, wait_for, sharding):
     pretrain(recipe('save_folder=one', *EXACT))
     arguments = ('recipe.yaml', 'save_folder=two', f'training.sharding={sharding}', *EXACT)
     process = start(*arguments, ranks=2)
-    wait_for(lambda: Path('two/metrics.csv').exists() and Path('two/metrics.csv').read_text().count('\n') > 3)
+    wait_for(lambda: count_rows('two') >= 3)
+    assert process.poll() is None
     if sharding == 'full_shard':
         process.terminate()  # the launcher alone
     else:
@@ -185,6 +218,8 @@ def run_two_ranks(folder: Path, monkeypatch, run: Callable[[int], None]) -> list
         process.start()
     for process in processes:
         process.join(120)
+    for process in processes:
+        process.kill()  # one that is still alive, for which pytest would wait
     return [process.exitcode for process in processes]
 
 
@@ -216,6 +251,7 @@ def test_a_rank_killed_before_the_training_is_named_by_the_other(tmp_path, monke
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Composer does
         pids = dist.all_gather_object(os.getpid())
         with watch.acting(end_before_training):
+            dist.barrier()  # both ranks have their handler of SIGTERM
             if rank == killed:
                 time.sleep(0.5)
                 if launcher == 'sends SIGTERM' and os.fork() == 0:

@@ -1,0 +1,51 @@
+"""The shared memory of a dataset has a name that no other job of the machine has, the same on every rank."""
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+
+import streaming.base.shared.prefix
+
+from tests.data.test_dataset import FORKS, open_rows
+from tests.tiny import find_free_port
+
+
+def test_jobs_that_start_at_the_same_moment_do_not_take_the_same_name(shards):
+    fork = multiprocessing.get_context('fork')
+    gate = fork.Barrier(3, timeout=240)
+
+    def start_job() -> None:
+        gate.wait()
+        rows = open_rows(shards.remote)
+        gate.wait()  # all live at once
+        rows._locals_shm.cleanup()
+
+    for _ in range(3):
+        jobs = [fork.Process(target=start_job) for _ in range(3)]
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        assert [job.exitcode for job in jobs] == [0] * 3
+
+
+def find_prefix(pipe: Connection, remote: str, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    look = streaming.base.shared.prefix._check_and_find
+    later = int(environment['RANK'])  # the later look of rank 1, as if a job had begun since rank 0's
+    streaming.base.shared.prefix._check_and_find = lambda *arguments: look(*arguments) + later
+    pipe.send(open_rows(remote)._shm_prefix_int)
+
+
+def test_ranks_take_the_same_name_though_another_job_comes_between_their_looks(shards):
+    common = {'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1'}
+    common |= {'MASTER_PORT': str(find_free_port()), 'MAELM_CACHE': os.environ['MAELM_CACHE']}
+    pipe, other_end = FORKS.Pipe(duplex=False)
+    ranks = [common | {'RANK': str(rank), 'LOCAL_RANK': str(rank)} for rank in range(2)]
+    processes = [FORKS.Process(target=find_prefix, args=(other_end, shards.remote, rank)) for rank in ranks]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert pipe.recv() == pipe.recv()
