@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import streaming.base.dataset
 import streaming.base.shared.array
 import streaming.base.shared.prefix
-import torch.distributed
 import torch.utils.data.dataloader
 from filelock import FileLock
 from streaming import StreamingDataset
@@ -113,11 +112,8 @@ torch.utils.data.dataloader._MultiProcessingDataLoaderIter = RobustLoaderIterato
 
 
 def _find_prefix_together(*arguments: Any, **named: Any) -> int:
-    """The shared-memory prefix that the local leader finds free: another job may leave between two ranks' looks."""
-    found = _find_prefix(*arguments, **named)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return all_gather_object(found)[get_rank() - get_local_rank()]
-    return found
+    """The shared-memory prefix that the local leader finds free: another job may end between two ranks' looks."""
+    return all_gather_object(_find_prefix(*arguments, **named))[get_rank() - get_local_rank()]
 
 
 _find_prefix = streaming.base.shared.prefix._check_and_find_retrying

@@ -28,6 +28,7 @@ from maelm_composer.training.run import pretrain
 from tests.tiny import find_free_port
 from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
 
+# So many samples that a poll does not come after the end.
 EXACT = ('model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0', 'training.max_samples=1024')
 
 
