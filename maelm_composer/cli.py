@@ -228,7 +228,7 @@ def rank(
     checkpoint: Checkpoint,
     data: Annotated[str | None, typer.Option(help='Folder of shards; default: those of the pretraining.')] = None,
     text: Annotated[list[str] | None, typer.Option(help='Text files in place of shards: a glob; repeatable.')] = None,
-    max_tokens: Annotated[int, typer.Option(help='Number of tokens to read, without padding.')] = 5_000_000,
+    max_tokens: Annotated[int, typer.Option(help='Number of real tokens to read.')] = 5_000_000,
     centered: Annotated[bool, typer.Option(help='Subtract the mean row first, unlike the paper.')] = False,
     precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
     implementation: Annotated[str, typer.Option(help='Code of the encoder: auto, ours or huggingface.')] = 'auto',

@@ -93,15 +93,15 @@ class DataConfig:
     remote: str = MISSING  # output of `maelm shards`: local folder or s3://bucket/prefix
     local: str | None = None  # cache of unpacked shards; null: $MAELM_CACHE or ~/.cache/maelm
     num_workers: int = number(2, at_least=0)  # loader processes per rank
-    shuffle_block_size: int = 262_144  # rows
+    shuffle_block_size: int = 262_144  # rows that are shuffled together
 
 
 @dataclass
 class MaskingConfig:
     mlm_probability: float = number(0.15, above=0, below=1)  # share of the positions that are masked
     encoder_mask_fraction: float = number(0.0, at_least=0, at_most=1)  # δ: share of the [MASK]s that the encoder sees
-    encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token  # at a masked position in the encoder
-    decoder_resets_masks: bool = False  # true: the decoder reads e_[MASK] there, not the encoder's output
+    encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token  # at masks that the encoder sees
+    decoder_resets_masks: bool = False  # true: the decoder reads e_[MASK] at masks that the encoder saw
     position_ids: PositionIds = PositionIds.aligned  # consecutive: renumbered (Table 2)
     masks_special_tokens: bool = False  # true: [CLS] and [SEP] are masked like other tokens, as by the authors
     rounds_at_random: bool = False  # true: floor(0.15 N + U[0, 1)) masks in a row, as by the authors
@@ -244,7 +244,7 @@ class SweepConfig:
     )
     cpus_per_run: float = 1.0  # cores that Ray reserves for a run
     gpus_per_run: float = number(0.25, at_least=0)  # several small runs share a GPU; 0: CPU only; ignored without GPUs
-    max_retries: int = number(2, at_least=0)  # of a run whose worker died; a run that raised an error is not repeated
+    max_retries: int = number(2, at_least=0)  # of a run whose worker died; one that raised waits for the next call
 
 
 @dataclass
