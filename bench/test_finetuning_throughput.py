@@ -92,7 +92,7 @@ def time_peer(
 def time_ours(inputs: Inputs, task_name: str, num_labels: int, precision: Precision) -> tuple[float, float]:
     """Training seconds and the share of padding."""
     peer = build_peer(num_labels).roberta
-    config, weights = import_encoder(peer.config, peer.state_dict())
+    config, weights = import_encoder(peer)
     task, settings = find_task(task_name), FinetuningConfig(task=task_name, max_epochs=1, batch_size=BATCH)
     settings.precision = precision
     device = find_device()

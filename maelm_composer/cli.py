@@ -3,7 +3,6 @@
 # Each command imports its own modules, so that `maelm --help` is immediate.
 
 import glob
-import os
 import platform
 import time
 from enum import Enum
@@ -306,11 +305,12 @@ def doctor(clean: Annotated[bool, typer.Option(help='Remove the shared memory of
     import torch
 
     from maelm_composer.device import find_dead_segments
+    from maelm_composer.processor import count_cores
 
     print(f'python {platform.python_version()}, {platform.platform()}')
     for package in ('maelm-composer', 'torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'ray'):
         print(f'{package} {metadata.version(package)}')
-    print(f'{len(os.sched_getaffinity(0))} cores; CUDA: {torch.cuda.is_available()}')
+    print(f'{count_cores()} cores; CUDA: {torch.cuda.is_available()}')
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
         print(f'cuda:{index} {device.name}, {device.total_memory / 2**30:.0f} GiB')

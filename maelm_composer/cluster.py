@@ -14,6 +14,7 @@ import psutil
 from tqdm import tqdm
 
 from maelm_composer.errors import InputError, first_line
+from maelm_composer.processor import count_cores
 
 SECONDS_TO_ANSWER = 10
 # Ray's processes without which its calls wait for up to a minute, or forever. A raylet ends with its agents.
@@ -136,7 +137,7 @@ def _init_ray(num_cpus: int | None) -> None:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise InputError(f'RAY_ADDRESS {address}: {error}') from None
         return
-    num_cpus = num_cpus or len(os.sched_getaffinity(0))
+    num_cpus = num_cpus or count_cores()
     for _ in range(2):
         try:
             ray.init(address='local', num_cpus=num_cpus, include_dashboard=False, **quiet)

@@ -1,11 +1,12 @@
-"""The name of this machine's CPU and its instruction set for matrix products. Imports no torch."""
+"""The name of this machine's CPU, its instruction set for matrix products, and its cores. Imports no torch."""
 
 import contextlib
+import os
 import platform
 import re
 from pathlib import Path
 
-CPUINFO = Path('/proc/cpuinfo')
+CPUINFO, CGROUP = Path('/proc/cpuinfo'), Path('/sys/fs/cgroup')
 # By their names there, fastest first. CPUs of one name may differ in them, since virtual machines hide model numbers.
 INSTRUCTION_SETS = ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2', 'svebf16', 'sve', 'asimd')
 
@@ -18,6 +19,16 @@ def find_instruction_set(source: Path = CPUINFO) -> str:
     """The first of :data:`INSTRUCTION_SETS` that this CPU has, else its architecture."""
     flags = _read('(?:flags|Features)', source).split()
     return next((name for name in INSTRUCTION_SETS if name in flags), platform.machine())
+
+
+def count_cores(cgroup: Path = CGROUP) -> int:
+    """The cores of this process: those of its affinity, or fewer where a container has a smaller quota of time."""
+    cores = len(os.sched_getaffinity(0))
+    for names in (['cpu.max'], ['cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us']):  # versions 2 and 1, microseconds
+        with contextlib.suppress(OSError, ValueError):  # no such file; "max" is no quota, as -1 is
+            quota, period = map(int, ' '.join((cgroup / name).read_text() for name in names).split())
+            cores = min(cores, max(1, quota // period)) if quota > 0 else cores
+    return cores
 
 
 def _read(key: str, source: Path) -> str:

@@ -10,6 +10,7 @@ import torch
 import transformers
 from huggingface_hub import HfApi
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.checkpoints import modeling_maelm
 from maelm_composer.checkpoints.card import name_auto_class, write_card
@@ -17,10 +18,11 @@ from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, list_ch
 from maelm_composer.checkpoints.huggingface import export_encoder
 from maelm_composer.checkpoints.names import WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pretrained, set_to_masked_text
-from maelm_composer.data.tokenizer import write_tokenizer
+from maelm_composer.data.tokenizer import make_template, write_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask, assert_local, writing_tensors
 from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, SPAN
+from maelm_composer.tasks.examples import SPECIALS_OF_PAIR
 
 MAIN = 'main'  # the revision of a Hub repository that is loaded if none is named
 # A class name is the prefix of the model type and a suffix: RobertaModel, MPNetForQuestionAnswering.
@@ -68,6 +70,7 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
             raise InputError(f'{found.run} holds no whole checkpoint: restore `latest`, which names the newest one')
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f'.{target.name}.{os.getpid()}')
+    shutil.rmtree(staged, ignore_errors=True)  # left by a killed process of the same id, as in a container
     try:
         for name, part in parts.items():
             _write_folder(part, staged / name)
@@ -120,6 +123,8 @@ def _write_folder(found: EncoderFolder, folder: Path) -> None:
     else:
         tokenizer.split_special_tokens = False  # Hugging Face's convention: "[MASK]" in a text is the mask token
         tokenizer.backend_tokenizer.encode_special_tokens = False
+    if tokenizer.num_special_tokens_to_add(pair=True) != SPECIALS_OF_PAIR:  # BERT's has one [SEP] within a pair
+        tokenizer = _set_to_our_rows(tokenizer)
     with hide_bars(), writing_tensors(folder / WEIGHTS):
         model.save_pretrained(folder, safe_serialization=True)
     write_tokenizer(tokenizer, folder)
@@ -129,6 +134,18 @@ def _write_folder(found: EncoderFolder, folder: Path) -> None:
         shutil.copyfile(source, folder / source.name)
     card = write_card(found, pretrained, description, type(model).__name__)
     (folder / 'README.md').write_text(card, encoding='utf-8')
+
+
+def _set_to_our_rows(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Let ``tokenizer`` build the rows of training; Transformers 5 would make BERT's own class build BERT's again."""
+    cls, sep = (tokenizer.cls_token, tokenizer.cls_token_id), (tokenizer.sep_token, tokenizer.sep_token_id)
+    tokenizer.backend_tokenizer.post_processor = make_template(*cls, *sep)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        model_max_length=tokenizer.model_max_length,
+        model_input_names=['input_ids', 'attention_mask'],
+        **tokenizer.special_tokens_map,
+    )
 
 
 def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], head: Mapping[str, Tensor]) -> Any:

@@ -5,12 +5,13 @@ buckets, the classes of modeling_maelm.py. BERT is RoBERTa without its position 
 order of sums.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MPNetConfig, PretrainedConfig, RobertaConfig
+from transformers import MPNetConfig, PretrainedConfig, PreTrainedModel, RobertaConfig
 
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig
 from maelm_composer.config import ModelConfig, RelativePositionFunction
@@ -61,12 +62,12 @@ def explain_unsupported(config: PretrainedConfig) -> str | None:
     return None
 
 
-def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Convert the config and the state dict of a Hugging Face base model, whose names have no prefix, to ours.
+def import_encoder(theirs: PreTrainedModel) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Convert a Hugging Face base model, whose weights' names have no prefix, to our config and state dict.
 
     :func:`explain_unsupported` must have found that our encoder can compute this model.
     """
-    offset = position_offset(config)
+    config, weights, offset = theirs.config, theirs.state_dict(), find_position_offset(theirs)
     is_mpnet = isinstance(config, MPNetConfig)
     model = ModelConfig(
         **{name: getattr(config, name) for name in _SHARED},
@@ -83,8 +84,8 @@ def import_encoder(config: PretrainedConfig, weights: Mapping[str, Tensor]) -> t
     ours = {'position_embeddings.weight': positions.clone()}
     if is_mpnet:
         ours['relative_position.weight'] = weights[_RELATIVE]
-    for name, theirs in _pairs(model.num_hidden_layers, is_mpnet):
-        parts = [weights[part] for part in theirs]
+    for name, sources in _pairs(model.num_hidden_layers, is_mpnet):
+        parts = [weights[part] for part in sources]
         ours[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
     return model, ours
 
@@ -130,16 +131,20 @@ def export_encoder(
     return exported, {name: value.clone() for name, value in theirs.items()}
 
 
-def position_offset(config: PretrainedConfig) -> int:
-    """The row of Hugging Face's position table that a sequence's first token gets."""
-    match config.model_type:
-        case 'mpnet' | 'maelm':
-            return MPNET_PAD_ID + 1
-        case 'roberta' | 'xlm-roberta' | 'camembert':
-            assert config.pad_token_id is not None
-            return config.pad_token_id + 1
-        case _:
-            return 0
+def find_position_offset(model: nn.Module) -> int:
+    """The row of a Hugging Face model's position table that a sequence's first token gets.
+
+    The table of RoBERTa and its relatives has a row for padding; the first token gets the row after it.
+    """
+    tables = (module for name, module in model.named_modules() if name.endswith('position_embeddings'))
+    padding = getattr(next(tables, None), 'padding_idx', None)
+    return 0 if padding is None else int(padding) + 1
+
+
+def is_text_encoder(model: PreTrainedModel) -> bool:
+    """Whether :class:`HuggingFaceEncoder` can call ``model``: FNet takes no mask, CLIP's two parts have two widths."""
+    is_sized = hasattr(model.config, 'vocab_size') and hasattr(model.config, 'hidden_size')
+    return is_sized and 'attention_mask' in inspect.signature(model.forward).parameters
 
 
 def _pairs(num_layers: int, is_mpnet: bool) -> Iterator[tuple[str, list[str]]]:

@@ -173,23 +173,27 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         raise InputError(
             f'{name} lacks {len(missing)} weights of its {type(model).__name__}: {missing[0]} is the first'
         )
-    obstacle = huggingface.explain_unsupported(theirs)
-    if implementation is Implementation.ours and obstacle is not None:
-        raise InputError(f'{name} cannot be computed by our encoder: {obstacle}; set implementation to auto')
+    if not huggingface.is_text_encoder(model):
+        raise InputError(f'{name}: {type(model).__name__} is no text encoder with an attention mask: name one')
     if not tokenizer.is_fast:
         raise InputError(f'{name}: its tokenizer has no fast version')
     if None in (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id):
         raise InputError(f'{name}: the tokenizer lacks cls_token, sep_token or pad_token')
     if len(tokenizer) > theirs.vocab_size:
         raise InputError(f'{name} has {len(tokenizer)} tokens, its model only {theirs.vocab_size}')
+    offset, obstacle = huggingface.find_position_offset(model), huggingface.explain_unsupported(theirs)
+    if obstacle is None and offset not in (0, tokenizer.pad_token_id + 1):  # a token of that id would get no position
+        obstacle = f'it takes id {offset - 1} for padding, its tokenizer {tokenizer.pad_token_id}'
+    if implementation is Implementation.ours and obstacle is not None:
+        raise InputError(f'{name} cannot be computed by our encoder: {obstacle}; set implementation to auto')
     weights = {key: value for key, value in model.state_dict().items() if not key.startswith(huggingface.POOLER)}
     config: ModelConfig | None = None
     encoder: nn.Module = huggingface.HuggingFaceEncoder(model)
     if obstacle is None and implementation is not Implementation.huggingface:
-        config, ours = huggingface.import_encoder(theirs, weights)
+        config, ours = huggingface.import_encoder(model)
         encoder = build(Encoder, config, ours, name)
-    rows = getattr(theirs, 'max_position_embeddings', None) or tokenizer.model_max_length
-    max_seq_len = int(rows) - huggingface.position_offset(theirs)
+    rows = max(getattr(theirs, 'max_position_embeddings', None) or 0, 0)  # XLNet's -1: no limit
+    max_seq_len = int(rows or tokenizer.model_max_length) - offset
     digest = _hash_content(weights, architecture, tokenizer.backend_tokenizer.to_str())
     identity = _identify(name, digest, {}, is_ours=config is not None)
     tokenizer = _set_to_raw_text(tokenizer)

@@ -112,13 +112,18 @@ def train_tokenizer(documents: list[str], config: TokenizerConfig) -> Tokenizer:
     tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.add_special_tokens([MASK])
     # This ByteLevel step only removes the leading space from a piece's offsets, for extractive question answering.
-    template = processors.TemplateProcessing(
-        single='[CLS] $A [SEP]',
-        pair='[CLS] $A [SEP] [SEP] $B:0 [SEP]:0',
-        special_tokens=[('[CLS]', CLS_ID), ('[SEP]', SEP_ID)],
-    )
+    template = make_template('[CLS]', CLS_ID, '[SEP]', SEP_ID)
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
     return tokenizer
+
+
+def make_template(cls: str, cls_id: int, sep: str, sep_id: int) -> processors.TemplateProcessing:
+    """The rows of ``tasks.examples.encode``: RoBERTa's, with two separators within a pair and one segment."""
+    return processors.TemplateProcessing(
+        single=f'{cls} $A {sep}',
+        pair=f'{cls} $A {sep} {sep} $B:0 {sep}:0',
+        special_tokens=[(cls, cls_id), (sep, sep_id)],
+    )
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_seq_len: int) -> None:

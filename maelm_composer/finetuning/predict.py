@@ -1,6 +1,7 @@
 """Predictions of a saved fine-tuned model for the rows of a file, or for the test set of GLUE or SQuAD 2.0."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,14 @@ def predict_file(
     task = _restore_task(description)
     if target.suffix not in {'.jsonl', '.json' if task.kind == SPAN else '.tsv'}:
         raise InputError(f'{target}: predictions of {task.name} cannot be written as {target.suffix}; use {FORMATS}')
+    if math.isnan(threshold):
+        raise InputError('--threshold must be a number')
     if threshold and target.suffix != '.json':
         raise InputError(f'--threshold is for a SQuAD 2.0 submission, a .json file, and not for {target}')
     if target.exists() and target.samefile(source):
         raise InputError(f'{target} holds the rows: name another file for the predictions')
+    if target.is_dir():
+        raise InputError(f'{target} is a folder: name a file for the predictions')
     rows = read_unlabelled(task, source)
     assert_writable(target.parent)
     choice = choose(precision, '--precision')

@@ -13,6 +13,7 @@ from maelm_composer.config import FinetuningConfig, ModelConfig, TaskDataConfig,
 from maelm_composer.errors import InputError
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.precision import measure_speeds
+from maelm_composer.processor import count_cores
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, collect_provenance
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.sweep.search import list_points, run_cost
@@ -133,7 +134,7 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
         if not found and count is not None:
             raise InputError(f'this machine has no GPU: name the kind with --gpu, one of {", ".join(PEAKS)}')
         if not found:  # one core's speed in a feed-forward block, times the number of cores
-            speeds, cores = measure_speeds(), len(os.sched_getaffinity(0))
+            speeds, cores = measure_speeds(), count_cores()
             return Device('cpu', 1, cores * speeds.fp32, cores * speeds.bf16)
         gpu, count = found[0], count or len(found)
     name = next((name for name in PEAKS if name in gpu.lower()), None)

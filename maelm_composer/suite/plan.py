@@ -16,6 +16,7 @@ from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.model.cost import count_parameters
+from maelm_composer.processor import count_cores
 from maelm_composer.records import Finetuning, load_folder, load_record, parse_finetuning, parse_pretraining, parse_rank
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.reporting.evidence import Evidence
@@ -200,7 +201,7 @@ class _Planner:
                     seconds += (source.max_documents or 0) / DOCUMENTS_PER_SECOND
                 case SourceKind.files if not done:  # finished shards are used without their text
                     size = sum(os.path.getsize(path) for path in find_files(source))
-                    seconds += size / BYTES_PER_SECOND / len(os.sched_getaffinity(0))
+                    seconds += size / BYTES_PER_SECOND / count_cores()
                 case SourceKind.huggingface:
                     basis = f'not timed: downloads, see {recipe}'
         tokens = HUB_TOKENS.get(Path(recipe).stem, seconds * 0.1e6) if step.kind is Kind.shards else 0.0
@@ -237,7 +238,7 @@ class _Planner:
         pretraining = self.suite.load_pretraining(model)
         config = self.suite.load_finetuning(model, 0, ())  # neither the checkpoint nor the tasks matter here
         comparable = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
-        slots = float(max(1, len(os.sched_getaffinity(0)) // config.sweep.cpus_per_run))
+        slots = float(max(1, count_cores() // config.sweep.cpus_per_run))
         if not self.device.is_cpu and config.sweep.gpus_per_run:
             slots = self.device.count / config.sweep.gpus_per_run
         done, total, bases = 0, 0, set()
@@ -288,6 +289,6 @@ class _Planner:
         share = UTILIZATION[kind]['cpu' if device.is_cpu else 'gpu']
         starts = START_SECONDS[kind] * runs
         if kind is Kind.finetuning:
-            starts /= len(os.sched_getaffinity(0)) if device.is_cpu else device.count
+            starts /= count_cores() if device.is_cpu else device.count
         seconds = starts + flops / (share * speed * device.count)
         return seconds, f'FLOPs model, {share:.0%} of {speed:.1e} in {precision.name}'

@@ -272,6 +272,8 @@ def _take_column(
     if name not in table.column_names:
         raise InputError(f'{where}: no column {name!r} (it has: {", ".join(table.column_names)})')
     column = table.column(name)
+    if pyarrow.types.is_dictionary(column.type):  # as pandas stores categories
+        column = column.cast(column.type.value_type)
     if type_name and (column.null_count or not any(test(column.type) for test in tests)):
         content = f'{column.null_count} empty cells' if column.null_count else str(column.type)
         raise InputError(f'{where}: column {name!r} holds {content}, not {type_name}')

@@ -15,6 +15,7 @@ from composer.utils import dist
 from maelm_composer.config import Sharding, TrainingConfig
 from maelm_composer.data.storage import OutageError
 from maelm_composer.errors import InputError, explain
+from maelm_composer.processor import count_cores
 
 # A rank that fails closes its connections, and then waits for loader workers that may not answer, before it ends.
 SECONDS_TO_END = 60
@@ -38,7 +39,7 @@ def start_rank(training: TrainingConfig) -> Device:
         )
     if local_ranks > 1 and 'OMP_NUM_THREADS' not in os.environ:
         # Composer's launcher lets every rank use every core; on a CPU that is ten times slower.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
+        torch.set_num_threads(max(1, count_cores() // local_ranks))
     # Composer's default is TF32, but training.precision=fp32 promises fp32.
     device = DeviceGPU(allow_tf32=False) if gpus else DeviceCPU()
     if dist.get_world_size() > 1 or training.sharding is not Sharding.ddp:

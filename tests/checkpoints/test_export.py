@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -298,7 +299,9 @@ def test_results_of_the_last_checkpoint_are_not_those_of_an_earlier_one(make_run
 class TestRefusals:
     def test_a_folder_that_holds_something(self, make_run, tmp_path):
         (tmp_path / 'exported').mkdir()
+        (tmp_path / f'.exported.{os.getpid()}/old').mkdir(parents=True)  # left by a kill
         export(make_run('mpnet'), str(tmp_path / 'exported'))  # empty: taken
+        assert not (tmp_path / 'exported/old').exists()
         before = (tmp_path / 'exported/README.md').stat().st_mtime_ns
         with pytest.raises(InputError, match='exists and is not empty'):
             export(str(tmp_path / 'mpnet'), str(tmp_path / 'exported'))

@@ -87,14 +87,14 @@ def theirs(request):
 
 
 def test_an_imported_encoder_computes_the_same(theirs):
-    config, weights = import_encoder(theirs.config, theirs.state_dict())
+    config, weights = import_encoder(theirs)
     assert config.max_seq_len == LENGTH
     assert_same_states(theirs, load(config, weights), theirs.config.pad_token_id)
 
 
 def test_there_and_back_is_the_same_model(theirs):
     pad_id = theirs.config.pad_token_id
-    config, weights = import_encoder(theirs.config, theirs.state_dict())
+    config, weights = import_encoder(theirs)
     exported, back = export_encoder(config, weights, pad_id)
     model_class = MPNetModel if exported.model_type == 'mpnet' else RobertaModel  # BERT comes back as RoBERTa
     assert exported.model_type == {'bert': 'roberta'}.get(theirs.config.model_type, theirs.config.model_type)
@@ -140,7 +140,7 @@ class TestWrapped:
 
     @pytest.fixture
     def pair(self, theirs):
-        config, weights = import_encoder(theirs.config, theirs.state_dict())
+        config, weights = import_encoder(theirs)
         return HuggingFaceEncoder(theirs), load(config, weights), build_inputs(theirs.config.pad_token_id)
 
     @torch.no_grad()

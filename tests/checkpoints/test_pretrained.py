@@ -9,18 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import (
-    BartConfig,
-    DistilBertConfig,
-    DistilBertModel,
-    MPNetConfig,
-    MPNetModel,
-    RobertaConfig,
-    RobertaModel,
-)
 
 from maelm_composer.checkpoints.find import list_checkpoints
-from maelm_composer.checkpoints.huggingface import HuggingFaceEncoder
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import Implementation
 from maelm_composer.data.storage import upload, write_file
@@ -135,43 +125,6 @@ def test_an_old_run_reads_with_the_tokenizer_of_its_data(run, tmp_path):
     assert len(load_pretrained(str(run)).tokenizer) == V
 
 
-def test_code_in_a_hugging_face_folder_never_runs(tmp_path):
-    config = RobertaConfig(vocab_size=V, **SIZES)
-    RobertaModel(config).save_pretrained(tmp_path / 'theirs')
-    write_tokenizer(tmp_path / 'theirs')
-    (tmp_path / 'theirs/evil.py').write_text(f'open({str(tmp_path / "ran")!r}, "w")\n')
-    path = tmp_path / 'theirs/config.json'
-    changed = json.loads(path.read_text()) | {'model_type': 'evil'}
-    path.write_text(json.dumps(changed | {'auto_map': {'AutoConfig': 'evil.Config', 'AutoModel': 'evil.Model'}}))
-    with pytest.raises(InputError, match='theirs: neither a checkpoint of ours nor a Hugging Face encoder'):
-        load_pretrained(str(tmp_path / 'theirs'))
-    path.write_text(path.read_text().replace('"evil"', '"roberta"'))  # a stock class, which is used
-    assert isinstance(load_pretrained(str(tmp_path / 'theirs')).encoder, Encoder)
-    path = tmp_path / 'theirs/tokenizer_config.json'
-    path.write_text(json.dumps(json.loads(path.read_text()) | {'auto_map': {'AutoTokenizer': ['evil.Words', None]}}))
-    assert load_pretrained(str(tmp_path / 'theirs')).tokenizer.mask_token_id == V - 1
-    assert not (tmp_path / 'ran').exists()
-
-
-class Hostile:
-    """Creates the file ``ran`` when it is unpickled."""
-
-    def __reduce__(self):
-        return Path('ran').touch, ()
-
-
-def test_an_old_pickle_of_weights_runs_no_code(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    model = RobertaModel(RobertaConfig(vocab_size=V, **SIZES))
-    model.save_pretrained('theirs')
-    write_tokenizer(tmp_path / 'theirs')
-    Path('theirs/model.safetensors').unlink()
-    torch.save(model.state_dict() | {'more': Hostile()}, 'theirs/pytorch_model.bin')
-    with pytest.raises(InputError, match='theirs: '):
-        load_pretrained('theirs')
-    assert not Path('ran').exists()
-
-
 def test_an_object_store(run, s3):
     for path in sorted(p for p in run.rglob('*') if p.is_file() and run / 'latest' not in p.parents):
         upload(path, f's3://corpus/runs/tiny/{path.relative_to(run)}')
@@ -271,79 +224,3 @@ class TestBadCheckpoints:
         with pytest.raises(InputError, match='no-such-owner/no-such-model: ') as error:
             load_pretrained('no-such-owner/no-such-model')
         assert '\n' not in str(error.value)
-
-
-class TestHuggingFace:
-    def write(self, folder: Path, model) -> Path:
-        torch.manual_seed(0)
-        model.init_weights()
-        model.pooler = None
-        model.save_pretrained(folder)
-        write_tokenizer(folder)
-        return folder
-
-    @pytest.fixture(params=[(RobertaModel, RobertaConfig), (MPNetModel, MPNetConfig)], ids=['roberta', 'mpnet'])
-    def stock(self, request, tmp_path):
-        model_class, config_class = request.param
-        return self.write(tmp_path / 'stock', model_class(config_class(**HF_SETTINGS)))
-
-    @torch.no_grad()
-    def test_both_implementations_are_the_same_model(self, stock):
-        ours = load_pretrained(str(stock), Implementation.auto)
-        torch.manual_seed(1)  # the pooler, which the file need not hold, is drawn anew
-        theirs = load_pretrained(str(stock), Implementation.huggingface)
-        assert isinstance(ours.encoder, Encoder)
-        assert isinstance(theirs.encoder, HuggingFaceEncoder)
-        assert_close(ours.encoder(*TOKENS), theirs.encoder(*TOKENS), rtol=1e-5, atol=1e-5)
-        assert (ours.max_seq_len, ours.hidden_size) == (theirs.max_seq_len, theirs.hidden_size) == (N, 32)
-        assert ours.identity.hash == theirs.identity.hash
-        assert [p.identity.implementation for p in (ours, theirs)] == ['ours', 'huggingface']
-        assert theirs.config is None
-
-    def test_what_decides_its_hash(self, stock, tmp_path):
-        def hash_after(changed: str, before: str, after: str) -> str:
-            folder = shutil.copytree(stock, tmp_path / 'copy', dirs_exist_ok=True)
-            text = (stock / changed).read_text()
-            assert before in text
-            (folder / changed).write_text(text.replace(before, after))
-            return load_pretrained(str(folder)).identity.hash
-
-        unchanged = load_pretrained(str(stock), dropout=0.3).identity.hash
-        assert hash_after('config.json', '"transformers_version": "', '"transformers_version": "0') == unchanged
-        assert hash_after('config.json', '"layer_norm_eps": 1e-', '"layer_norm_eps": 2e-') != unchanged
-        assert hash_after('tokenizer.json', '"use_regex": true', '"use_regex": false') != unchanged
-
-    def test_dropout_reaches_both(self, stock):
-        ours, theirs = (load_pretrained(str(stock), Implementation[name], 0.3) for name in ('ours', 'huggingface'))
-        assert ours.encoder.layers[0].dropout.p == ours.config.attention_probs_dropout_prob == 0.3
-        rates = {module.p for module in theirs.encoder.modules() if isinstance(module, torch.nn.Dropout)}
-        assert rates == {0.3}
-
-    def test_what_is_not_ours_is_wrapped(self, tmp_path):
-        config = DistilBertConfig(
-            vocab_size=V, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=N, pad_token_id=1
-        )
-        folder = str(self.write(tmp_path / 'stock', DistilBertModel(config)))
-        assert isinstance(load_pretrained(folder).encoder, HuggingFaceEncoder)
-        assert load_pretrained(folder).max_seq_len == N
-        with pytest.raises(InputError, match='it is a distilbert model'):
-            load_pretrained(folder, Implementation.ours)
-
-    def test_an_encoder_with_a_decoder_is_refused(self, tmp_path):
-        folder = tmp_path / 'bart'
-        BartConfig().save_pretrained(folder)
-        with pytest.raises(InputError, match='bart is an encoder with a decoder: name an encoder'):
-            load_pretrained(str(folder))
-
-    def test_a_folder_that_lacks_weights(self, stock):
-        weights = load_file(stock / 'model.safetensors')
-        key = next(key for key in weights if 'layer.1.output.dense.weight' in key)
-        del weights[key]
-        save_file(weights, stock / 'model.safetensors', {'format': 'pt'})
-        with pytest.raises(InputError, match=r'lacks 1 weights.*layer\.1.output\.dense\.weight'):
-            load_pretrained(str(stock))
-
-    def test_a_tokenizer_with_more_tokens_than_the_model(self, stock):
-        write_tokenizer(stock, vocab_size=V + 2)
-        with pytest.raises(InputError, match=f'has {V + 2} tokens, its model only {V}'):
-            load_pretrained(str(stock))

@@ -103,5 +103,10 @@ def test_what_cannot_be_predicted_is_one_line(train, checkpoint, tmp_path):
     rows.write_text('{"sentence1": "a", "sentence2": "b"}\n')
     with pytest.raises(InputError, match=r'other\.jsonl holds the rows'):
         predict_file(model, rows, rows)
+    (tmp_path / 'folder.tsv').mkdir()
+    with pytest.raises(InputError, match=r'folder\.tsv is a folder: name a file'):
+        predict_file(model, dev, tmp_path / 'folder.tsv')
+    with pytest.raises(InputError, match='--threshold must be a number'):
+        predict_file(model, dev, tmp_path / 'o.tsv', threshold=float('nan'))
     with pytest.raises(NotADirectoryError):  # before the work
         predict_file(model, dev, tmp_path / 'empty.jsonl/o.tsv')

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from maelm_composer.config import FinetuningConfig, SuiteConfig, TaskConfig, TaskDataConfig, TaskKind
@@ -21,6 +23,7 @@ from maelm_composer.tasks.sources import load_task_data, read_unlabelled
 PAGE = Path(__file__).parents[2] / 'docs/tasks.md'
 NUMBERS = {'kind': TaskKind.regression, 'label_names': [], 'label_range': [-1, 1]}
 ANSWERS = {'kind': TaskKind.span, 'label_names': []}
+HEADER = 'review', 'verdict'
 ROWS = [('A "calm",\nwarm film', 'good'), ('007', 'bad'), ('dull', 'bad')]
 
 
@@ -30,7 +33,7 @@ def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def write_csv(name: str, rows=ROWS, header=('review', 'verdict')) -> str:
+def write_csv(name: str, rows=ROWS, header=HEADER) -> str:
     with open(name, 'w', newline='') as file:
         csv.writer(file).writerows([header, *rows])
     return name
@@ -78,7 +81,12 @@ def test_names_and_numbers_of_classes_are_the_same_labels():
     write_csv('numbers.csv', [(text, int(label == 'good')) for text, label in ROWS])
     lines = [json.dumps({'review': text, 'verdict': label}) for text, label in ROWS]
     Path('train.jsonl').write_text('\n'.join(lines))
-    for train in ('numbers.csv', 'train.jsonl'):
+    columns = {
+        name: pyarrow.array(cells).dictionary_encode()
+        for name, cells in zip(HEADER, zip(*ROWS, strict=True), strict=True)
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), 'train.parquet')
+    for train in ('numbers.csv', 'train.jsonl', 'train.parquet'):
         assert load(declare(files={'train': train, 'dev': 'dev.csv'})).hash == data.hash
     names = [row.texts[0] for row in read_unlabelled(find_task('reviews', {'reviews': declare()}), Path('train.csv'))]
     assert names == [text for text, _ in ROWS]
