@@ -1,5 +1,6 @@
 """Means, intervals and tests over a few seeds. Imports no torch."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,8 @@ def estimate_contrast(
         return max(_reach(of_seeds + of_examples_alone, tail), _reach(of_examples, tail))
 
     half = reach((1 - LEVEL) / 2)
-    if half <= EQUAL * max(1.0, *(abs(sample).max() for sample in samples)):  # which is no certainty about the mean
+    least = EQUAL * max(1.0, *(abs(sample).max() for sample in samples))
+    if not least < half < math.inf:  # equal values are no certainty about the mean; influences may have overflowed
         return MeanInterval(mean, None, None, None, None)
     return MeanInterval(mean, mean - half, mean + half, _find_p(mean, reach), half + reach(1 - POWER))
 

@@ -125,6 +125,12 @@ def test_equal_whole_numbers_are_no_certainty():
     assert estimate_contrast([apart], rounding=[1 / 6]) == estimate_mean(apart)
 
 
+def test_influences_that_overflowed_decide_nothing():
+    for own in (math.inf, math.nan):
+        found = estimate_contrast([[1.0, 2.0, 4.0]], [ExampleVariance(own, 0.0, 500)])
+        assert found == MeanInterval(7 / 3, None, None, None, None)
+
+
 def test_the_detectable_difference_is_found_in_about_four_of_five_cases():
     generator = np.random.default_rng(0)
     size = np.mean([estimate_mean(generator.normal(0, 1, 5)).detectable for _ in range(500)])

@@ -123,23 +123,28 @@ class Cell:
         return None if self.missing else estimate(self.terms)
 
 
-def combine(parts: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell:
-    """Σ weight × cell; missing where a cell is missing, or where paired cells have no seed in common.
+def combine(parts: Sequence[tuple[float, Cell]], are_rungs: bool = False) -> Cell:
+    """Σ weight × cell, paired by pretraining seed; missing where a cell is missing, or no seed is common to all cells.
 
     Args:
-        is_paired: by pretraining seed; cells of models of different sizes are independent.
+        are_rungs: models of different sizes, trained on different rows. A seed moves them alike, so that they are
+            paired, too, but by ENOUGH_SEEDS seeds or more; with fewer they count as independent, with all their seeds.
 
     Raises:
-        InputError: paired models were not trained on the same rows, masks and schedule.
+        InputError: models of one size were not trained on the same rows, masks and schedule.
     """
     missing = [cell.missing for _, cell in parts if cell.missing]
     notes = [cell.note for _, cell in parts if cell.note]
-    if is_paired and not missing:
-        _assert_same_rows([run for _, cell in parts for run in cell.runs])
+    is_paired = True
+    if not missing:
         terms = [term for _, cell in parts for term in cell.terms]
         common = find_common_seeds(terms)
+        if are_rungs:
+            is_paired = len(common) >= ENOUGH_SEEDS
+        else:
+            _assert_same_rows([run for _, cell in parts for run in cell.runs])
         lacking = sorted(set().union(*(term.values for term in terms)) - set(common))
-        if lacking:
+        if lacking and is_paired:
             text = f'pretraining seeds {", ".join(map(str, lacking))} lack a part of the comparison'
             (notes if common else missing).append(text)
             parts = [(weight, restrict(cell, common)) for weight, cell in parts]
@@ -191,11 +196,11 @@ def average(cells: Sequence[Cell]) -> Cell:
     return combine([(1 / len(cells), cell) for cell in cells])
 
 
-def slope(points: Sequence[tuple[float, Cell]], is_paired: bool = True) -> Cell:
+def slope(points: Sequence[tuple[float, Cell]], are_rungs: bool = False) -> Cell:
     """Least-squares slope over (x, cell)."""
     x = np.array([x for x, _ in points])
     weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
-    return combine([(float(weight), cell) for weight, (_, cell) in zip(weights, points, strict=True)], is_paired)
+    return combine([(float(weight), cell) for weight, (_, cell) in zip(weights, points, strict=True)], are_rungs)
 
 
 def subtract(left: Cell, right: Cell) -> Cell:

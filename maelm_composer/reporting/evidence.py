@@ -81,9 +81,6 @@ class Evidence:
         for run in self.find_runs(model):
             at = run.samples if samples is None else samples
             found = self._grouped.get((task, run.run_name, at), [])
-            if len({record.checkpoint.hash for record in found}) > 1:
-                where = f'{task} from {run.run_name} at {at} samples'
-                raise InputError(f'{where}: records of two checkpoints, with different weights: keep those of one')
             if (point := select_point(found)) is not None:
                 chosen = sorted((r for r in found if r.point == point), key=lambda record: record.seed)
                 for one, other in itertools.pairwise(chosen):
@@ -263,7 +260,10 @@ class Evidence:
 def _influence_of_median(
     records: Sequence[FinetuningRecord], read: Callable[[FinetuningRecord], float], metric: str
 ) -> np.ndarray:
-    """(examples,) influences of the median record in percent, or the mean of those of the two middle records."""
-    ordered = sorted(records, key=read)
-    middle = {(len(ordered) - 1) // 2, len(ordered) // 2}
-    return np.mean([100 * unpack_numbers(ordered[i].influences[metric]) for i in middle], axis=0)
+    """(examples,) influences in percent: the mean over all records at the middle value, or at the two middle values."""
+    ordered = sorted(map(read, records))
+    parts = [
+        np.mean([unpack_numbers(r.influences[metric]) for r in records if read(r) == ordered[i]], axis=0)
+        for i in {(len(ordered) - 1) // 2, len(ordered) // 2}
+    ]
+    return 100 * np.mean(parts, axis=0)

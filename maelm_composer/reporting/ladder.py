@@ -126,7 +126,7 @@ def _compare_at_equal_flops(builder: RowBuilder, label: str, cells: Cells, rung:
         if cost.estimate is not None:
             weight = math.log(cost.estimate.value / rung.flops) / math.log(above.flops / rung.flops)
             same_rows = combine([(1.0, cells[name][label][rung]), (weight - 1, baselines[rung])])
-            gap = combine([(1.0, same_rows), (-weight, baselines[above])], is_paired=False)
+            gap = combine([(1.0, same_rows), (-weight, baselines[above])], are_rungs=True)
         row = builder.value(f'{label} − {ROBERTA.label} {AT_EQUAL_FLOPS}', name, unit, gap)
         rows.append(row.at(rung.flops, 'FLOPs'))
     return rows
@@ -175,4 +175,4 @@ def _measure_trend(gaps: dict[Rung, Cell]) -> Cell:
     ]
     if len(points) < 2:
         return Cell(missing='a slope needs two rungs of at least three pretraining seeds')
-    return slope(points, is_paired=False)  # rungs are models of different sizes
+    return slope(points, are_rungs=True)

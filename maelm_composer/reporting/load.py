@@ -102,6 +102,19 @@ def _assert_comparable(evidence: Evidence) -> None:
     for task, records in by_task.items():
         _assert_equal(records, task, 'protocol', 'data_hash')
     _assert_equal(evidence.ranks, 'effective rank', *RANK_OPTIONS)
+    _assert_one_checkpoint(evidence)
+
+
+def _assert_one_checkpoint(evidence: Evidence) -> None:
+    """All measurements of one checkpoint must be of the same weights."""
+    of_checkpoint: dict[tuple[str | None, int | None], FinetuningRecord | RankRecord] = {}
+    measured: list[FinetuningRecord | RankRecord] = [*evidence.ranks, *evidence.finetunings]
+    for record in measured:
+        found = record.checkpoint
+        first = of_checkpoint.setdefault((found.run_name, found.samples), record)
+        if found.hash != first.checkpoint.hash:
+            where = f'records {first.key} and {record.key} of {found.run_name} at {found.samples} samples'
+            raise InputError(f'{where} are of different weights: keep those of one')
 
 
 def _assert_equal(records: Sequence[FinetuningRecord | RankRecord], where: str, *names: str) -> None:

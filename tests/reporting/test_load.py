@@ -71,9 +71,12 @@ def test_two_checkpoints_or_two_rank_records_of_a_run_are_refused(full):
     path = next((full.records / 'finetuning').glob('rte-medium-s17-*'))
     checkpoint = json.loads(path.read_text())['checkpoint'] | {'hash': 'another'}
     change(full, 'finetuning', path.name, checkpoint=checkpoint)
-    with pytest.raises(
-        InputError, match=r'rte from medium-s17 at .* records of two checkpoints, with different weights'
-    ):
+    refusal = r'records .* of medium-s17 at 400 samples are of different weights'
+    with pytest.raises(InputError, match=refusal):
+        build(full)
+    change(full, 'finetuning', path.name, checkpoint=checkpoint | {'hash': 'weights-medium-s17-400'})
+    change(full, 'rank', 'rank-medium-s17.json', checkpoint=checkpoint)
+    with pytest.raises(InputError, match=refusal):
         build(full)
 
 

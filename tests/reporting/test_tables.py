@@ -304,3 +304,25 @@ def test_with_influences_the_interval_covers_other_examples(archive):
     error = math.hypot((before.high - before.low) / 2 / 4.302653, 100 * shared.std(ddof=1) / math.sqrt(200))
     assert 1.96 < (after.high - after.low) / 2 / error < 2.1
     assert covering['table1', 'MAE-LM − RoBERTa', 'glue_avg', None].examples == 0  # the other tasks have none
+
+
+def test_the_interval_does_not_depend_on_the_order_of_equal_medians(archive):
+    made = archive('medium')
+    made.add_everything(seeds=(1, 2, 3))
+    generator = np.random.default_rng(0)
+    drawn = [generator.normal(0, 1, 50) for _ in range(2)]
+
+    def measure(*influences: np.ndarray) -> tuple[float, float]:
+        for path in made.records.rglob('rte-*.json'):
+            record = json.loads(path.read_text())
+            tied = record['seed'] < 3  # seeds 1 and 2 have the median's score
+            record |= {'score': 0.5 if tied else 0.6, 'metrics': {'accuracy': 0.5 if tied else 0.6}}
+            own = (
+                influences[record['seed'] % 2] if record['checkpoint']['run_name'].startswith('medium-s') else drawn[0]
+            )
+            record['influences'] = {'accuracy': pack_numbers(own)}
+            path.write_text(json.dumps(record))
+        row = build(made)['table1', 'MAE-LM − RoBERTa', 'rte', None]
+        return row.low, row.high
+
+    assert measure(*drawn) == measure(*reversed(drawn))
