@@ -276,7 +276,7 @@ _LABELS = {
         for index, name in enumerate(('smallest', 'lower quartile', 'median', 'upper quartile', 'largest'))
     },
     'share_of_time_to_target': "share of RoBERTa's time",
-    'time_to_target': "time to RoBERTa's final accuracy",
+    'time_to_target': 'time to the accuracy that both models reach',
     'pretrained': 'after pretraining',
     'eval_loss': 'validation loss',
     'train_loss': 'training loss',

@@ -1,4 +1,4 @@
-"""Figure 3 as rows: accuracy over pretraining time, and both models' cost of reaching RoBERTa's final accuracy.
+"""Figure 3 as rows: accuracy over pretraining time, MAE-LM's cost of RoBERTa's final accuracy, and who is earlier.
 
 - The clock is training alone: ``training_seconds`` of the checkpoints; validation, saving and fine-tuning are off it.
 - The first checkpoint whose median reaches the target counts, whatever later ones do. Its own cost is the first
@@ -10,17 +10,16 @@
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
-from maelm_composer.reporting.cells import Cell, Term, average, estimate
+from maelm_composer.reporting.cells import Cell, Term, average
 from maelm_composer.reporting.rows import (
     CONSTANT,
-    FAILS,
     GAP,
     PERCENT,
     UNDECIDED,
@@ -62,6 +61,20 @@ class Arrival:
     starts_above: bool  # the first checkpoint had reached it: both figures are upper bounds
 
 
+@dataclass(frozen=True)
+class Race:
+    """Both models' arrivals, in hours, at an accuracy that both reach."""
+
+    target: float
+    roberta: Arrival
+    maelm: Arrival
+
+    @property
+    def lead(self) -> float:
+        """Hours from RoBERTa's arrival to MAE-LM's; less than 0 if MAE-LM is earlier."""
+        return self.maelm.interpolated - self.roberta.interpolated
+
+
 # RoBERTa's checkpoints and MAE-LM's, of one pretraining seed.
 Pair = tuple[list[ScoredCheckpoint], list[ScoredCheckpoint]]
 
@@ -90,86 +103,98 @@ def build_figure3(builder: RowBuilder) -> list[Row]:
 
 
 def _compare(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[int, Cell]]) -> list[Row]:
-    """MAE-LM's cost of RoBERTa's final accuracy on every axis, then what _compare_hours says."""
+    """MAE-LM's cost of RoBERTa's final accuracy on every axis and as a share of RoBERTa's time, and the claim."""
     pairs, missing = _pair(builder, column, curves)
     cells = [cell for curve in curves.values() for cell in curve.values()]
     source = replace(average(cells or [Cell(missing=missing)]), terms=(), missing=missing)
-    counts = {seed: len(theirs[-1].scores) for seed, (theirs, _) in pairs.items()}  # fine-tuning seeds
-    by_axis: dict[Axis, tuple[Cell, dict[int, tuple[Arrival, Arrival]]]] = {}
     rows = []
     for axis in Axis:
-        points = [point for pair in pairs.values() for curve in pair for point in curve]
-        cell = source
-        if not missing and not all(getattr(point, axis.name) for point in points):
-            cell = Cell(missing=f'a record holds no {axis.name} of a checkpoint')
-        arrivals = {} if cell.missing else {seed: find_arrivals(pair, axis) for seed, pair in pairs.items()}
-        if missed := _count_missed(arrivals.values()):
-            text = f'never in {missed} of {len(arrivals)} seeds'
-            cell = replace(cell, note='; '.join(filter(None, (text, cell.note))))
+        costed = _require(source, pairs, axis)
+        arrivals = {} if costed.missing else {seed: _find_maelm(pair, axis) for seed, pair in pairs.items()}
         for way in ('first_crossing', 'interpolated'):
-            costs = {seed: [getattr(mine, way)] * counts[seed] for seed, (_, mine) in arrivals.items()}
+            cost = {seed: getattr(arrival, way) for seed, arrival in arrivals.items()}
             name = f'{axis.name}, {way.replace("_", " ")}'
-            rows.append(builder.value(ARRIVAL, name, axis.value, replace(cell, terms=(Term(1.0, costs),))))
-        by_axis[axis] = cell, arrivals
-    return rows + _compare_hours(builder, pairs, counts, *by_axis[Axis.hours])
+            rows.append(builder.value(ARRIVAL, name, axis.value, _fill(costed, pairs, cost)))
+    costed = _require(source, pairs, Axis.hours)
+    whole = {} if costed.missing else {seed: theirs[-1].get_cost(Axis.hours) for seed, (theirs, _) in pairs.items()}
+    shares = {seed: _find_maelm(pairs[seed], Axis.hours).interpolated / hours for seed, hours in whole.items()}
+    share = _fill(costed, pairs, shares)
+    rows.append(builder.value(ARRIVAL, SHARE, 'share', share, builder.paper((MAE_LM.label,), SHARE)))
+    races = {seed: race(pairs[seed]) for seed in whole}
+    leads = {seed: races[seed].lead / hours for seed, hours in whole.items()}
+    return [*rows, _judge(builder, _fill(costed, pairs, leads), list(races.values()))]
 
 
-def _compare_hours(
-    builder: RowBuilder,
-    pairs: Mapping[int, Pair],
-    counts: Mapping[int, int],
-    source: Cell,
-    hours: Mapping[int, tuple[Arrival, Arrival]],
-) -> list[Row]:
-    """MAE-LM's time to RoBERTa's final accuracy as a share of RoBERTa's, and the claim.
+def _find_maelm(pair: Pair, axis: Axis) -> Arrival:
+    """MAE-LM's arrival at RoBERTa's final accuracy."""
+    theirs, ours = pair
+    return find_arrival(ours, theirs[-1].median, axis)
 
-    The claim is that MAE-LM gets there earlier than RoBERTa itself, whose noisy curve may do so before its end: against
-    RoBERTa's whole time, a model would seem faster than one that equals it.
-    """
-    paper = builder.paper((MAE_LM.label,), SHARE)
-    claim = Row(builder.scale, builder.artefact, GAP, LEAD, 'share')  # of RoBERTa the paper has the end alone
+
+def _require(source: Cell, pairs: Mapping[int, Pair], axis: Axis) -> Cell:
+    """``source``, or what is missing on ``axis``."""
+    points = [point for pair in pairs.values() for curve in pair for point in curve]
+    if source.missing or all(getattr(point, axis.name) for point in points):
+        return source
+    return Cell(missing=f'a record holds no {axis.name} of a checkpoint')
+
+
+def _fill(source: Cell, pairs: Mapping[int, Pair], values: Mapping[int, float]) -> Cell:
+    """``source`` with one value for each pretraining seed, which its medians over fine-tuning seeds gave."""
     if source.missing:
-        return [builder.value(ARRIVAL, SHARE, 'share', source, paper), builder.make(claim, source, None)]
-    shares, leads = dict[int, list[float]](), dict[int, list[float]]()
-    for seed, (own, mine) in hours.items():
-        whole = pairs[seed][0][-1].get_cost(Axis.hours)  # RoBERTa's
-        shares[seed] = [mine.interpolated / whole] * counts[seed]
-        leads[seed] = [(mine.interpolated - own.interpolated) / whole] * counts[seed]
-    found = estimate([Term(1.0, leads)])
-    verdict = judge_claim(builder.scale, found, expects_more=False)
-    record = source.records[0]
+        return source
+    missed = sum(map(math.isinf, values.values()))
+    text = f'never in {missed} of {len(values)} seeds' if missed else ''
+    by_seed = {seed: [value] * len(pairs[seed][0][-1].scores) for seed, value in values.items()}
+    note = '; '.join(filter(None, (text, source.note)))
+    return replace(source, terms=(Term(1.0, by_seed),), note=note)
+
+
+def _judge(builder: RowBuilder, leads: Cell, races: Sequence[Race]) -> Row:
+    """The claim: at the lower of both final accuracies, MAE-LM is the earlier one."""
+    claim = Row(builder.scale, builder.artefact, GAP, LEAD, 'share')  # of RoBERTa the paper has the end alone
+    if leads.missing:
+        return builder.make(claim, leads, None)
+    assert leads.estimate
+    verdict = judge_claim(builder.scale, leads.estimate, expects_more=False)
+    record = leads.records[0]
     assert isinstance(record, FinetuningRecord)
-    reason = explain_undecided(pairs.values(), hours.values(), 100 * record.baseline)
-    if not reason and verdict.startswith(FAILS) and any(mine.starts_above for _, mine in hours.values()):
-        reason = "MAE-LM's first recorded checkpoint is there already, so its time is an upper bound"
-    machines = {(run.seed, run.device, run.world_size, run.provenance.cpu) for run in source.runs}
-    if not reason and len(machines) > len({run.seed for run in source.runs}):
+    reason = explain_undecided(races, 100 * record.baseline)
+    machines = {(run.seed, run.device, run.world_size, run.provenance.cpu) for run in leads.runs}
+    if not reason and len(machines) > len({run.seed for run in leads.runs}):
         reason = 'two runs of one seed were trained on different machines'
     if reason:
         verdict = qualify(builder.scale, f'{UNDECIDED}: {reason}')
-    share = builder.value(ARRIVAL, SHARE, 'share', replace(source, terms=(Term(1.0, shares),)), paper)
-    return [share, builder.make(claim, source, found, verdict)]
+    return builder.make(claim, leads, leads.estimate, verdict)
 
 
-def explain_undecided(pairs: Iterable[Pair], hours: Iterable[tuple[Arrival, Arrival]], constant: float) -> str:
-    """Why the arrivals of RoBERTa and MAE-LM decide nothing, whatever their difference; empty: they may.
+def race(pair: Pair) -> Race:
+    """When each model reaches the lower of both final accuracies.
+
+    If MAE-LM ends higher, this is RoBERTa's final accuracy, as in the paper. If MAE-LM ends lower, it need never reach
+    RoBERTa's; at its own final accuracy the two still compare, so that no seed is lost that speaks against the claim.
+    MAE-LM is compared with RoBERTa's own arrival and not with RoBERTa's whole time: a noisy curve reaches its final
+    accuracy before its end, so a model that equals RoBERTa would seem faster.
+    """
+    theirs, ours = pair
+    target = min(theirs[-1].median, ours[-1].median)
+    return Race(target, find_arrival(theirs, target, Axis.hours), find_arrival(ours, target, Axis.hours))
+
+
+def explain_undecided(races: Sequence[Race], constant: float) -> str:
+    """Why the mean lead decides nothing, whatever its interval; empty: it may.
 
     Args:
         constant: the score of the constant answer.
     """
-    arrivals = list(hours)
-    if any(theirs[-1].median <= constant for theirs, _ in pairs):
-        return "RoBERTa's final accuracy is not above a constant answer's"
-    if missed := _count_missed(arrivals):
-        return f"{missed} of {len(arrivals)} pretraining seeds never reach RoBERTa's final accuracy"
-    if any(own.starts_above for own, _ in arrivals):
-        return "RoBERTa's first recorded checkpoint is at its final accuracy already"
+    if any(each.target <= constant for each in races):
+        return "the lower final accuracy is not above a constant answer's"
+    is_later = sum(each.lead for each in races) > 0
+    # The later model may have arrived before its first checkpoint, and then be the earlier one.
+    if any((each.maelm if is_later else each.roberta).starts_above for each in races):
+        later = MAE_LM if is_later else ROBERTA
+        return f"{later.label}'s first recorded checkpoint is there already, so its time is an upper bound"
     return ''
-
-
-def _count_missed(arrivals: Iterable[tuple[Arrival, Arrival]]) -> int:
-    """In how many seeds MAE-LM never gets there."""
-    return sum(math.isinf(mine.interpolated) for _, mine in arrivals)
 
 
 def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -> Arrival:
@@ -193,13 +218,6 @@ def find_arrival(curve: Sequence[ScoredCheckpoint], target: float, axis: Axis) -
     way = (target - before) / (curve[first].median - before)
     # Rounding must not make the interpolated cost exceed the checkpoint's.
     return Arrival(cost, min(start + way * (cost - start), cost), starts_above=False)
-
-
-def find_arrivals(pair: Pair, axis: Axis) -> tuple[Arrival, Arrival]:
-    """Of RoBERTa and of MAE-LM at RoBERTa's final accuracy."""
-    theirs, ours = pair
-    target = theirs[-1].median
-    return find_arrival(theirs, target, axis), find_arrival(ours, target, axis)
 
 
 def _pair(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[int, Cell]]) -> tuple[dict[int, Pair], str]:
