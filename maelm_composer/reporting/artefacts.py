@@ -218,7 +218,13 @@ OWN = Artefact(
     'MAE-LM beats the RoBERTa baseline trained on the same rows',
     tuple(Demand(model, own_tasks=True) for model in _BOTH),
 )
-# The only artefact of the scales of RUNGS_OF.
+# Of the scales of RUNGS_OF: the ladder, and, if there are records of other recipes, their comparisons.
+RECIPES = Artefact(
+    'recipes',
+    'Other recipes: the lead in rank, by encoder + decoder layers and the settings that the ladder does not have',
+    'MAE-LM uses more dimensions for real tokens, whatever the recipe',
+    (),
+)
 LADDERS = {
     scale: Artefact(
         'ladder',
@@ -322,14 +328,14 @@ def tasks_of(scale: str, roles: tuple[Role, ...]) -> list[str]:
     return list(dict.fromkeys(column.task for role in roles for column in columns_of(scale, role)))
 
 
-def artefacts_of(scale: str, has_own_tasks: bool = False) -> tuple[Artefact, ...]:
+def artefacts_of(scale: str, has_own_tasks: bool = False, has_recipes: bool = False) -> tuple[Artefact, ...]:
     """The artefacts of ``scale``: its ladder, or the paper's and, if there are own tasks, their table."""
-    return (LADDERS[scale],) if scale in LADDERS else ARTEFACTS + (OWN,) * has_own_tasks
+    return (LADDERS[scale],) + (RECIPES,) * has_recipes if scale in LADDERS else ARTEFACTS + (OWN,) * has_own_tasks
 
 
 def find_artefact(name: str) -> Artefact:
     """The artefact called ``name``."""
-    return next(artefact for artefact in (*ARTEFACTS, OWN, LADDER) if artefact.name == name)
+    return next(artefact for artefact in (*ARTEFACTS, OWN, LADDER, RECIPES) if artefact.name == name)
 
 
 def label_of(name: str) -> str:

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,7 @@ class Evidence:
     finetunings: list[FinetuningRecord]
     failures: list[FailedFinetuning]
     ranks: list[RankRecord]
+    recipes: dict[str, 'Evidence'] = field(default_factory=dict)  # of a ladder: folder -> runs with other settings
 
     def find_runs(self, model: Model) -> list[PretrainingRecord]:
         """The finished pretraining runs of ``model``, one for each seed, ordered by seed.

@@ -13,7 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.data.storage import write_file
-from maelm_composer.reporting.artefacts import MASK_IN_ENCODER, PAPER_SETTINGS, ROBERTA, find_artefact, label_of
+from maelm_composer.reporting.artefacts import (
+    LADDER,
+    MASK_IN_ENCODER,
+    PAPER_SETTINGS,
+    ROBERTA,
+    find_artefact,
+    label_of,
+)
 from maelm_composer.reporting.cells import ENOUGH_SEEDS
 from maelm_composer.reporting.figure3 import LEAD
 from maelm_composer.reporting.ladder import AT_EQUAL_FLOPS
@@ -237,8 +244,10 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) ->
         if row.paper is not None and row.difference is not None:  # ranks of a small model are not compared
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
     axis.axvline(0, color='#555555', linewidth=0.8)
-    names = [(f'{find_artefact(row.artefact).label}: ' if is_named else '') + name_claim(row, ', ') for row in claims]
-    labels = [textwrap.fill(name, LABEL_LENGTH) for name in names]
+    labels = []
+    for row in claims:
+        of_artefact = f'{find_artefact(row.artefact).label}: ' if is_named and row.artefact != LADDER.name else ''
+        labels.append(textwrap.fill(of_artefact + name_claim(row, ', '), LABEL_LENGTH))
     axis.set_yticks(range(len(claims)), labels)
     axis.set_ylim(len(claims) - 0.4, -0.6)
     axis.set_xlabel(AXES.get(unit, unit))

@@ -7,11 +7,13 @@
       pretraining/<run name>.csv    its metrics.csv, whole or thinned
       finetuning/<key>.json
       rank/<key>.json
+    results/<scale>/recipes/<name>/ of a ladder: the same folders, of runs with other settings
 """
 
 import csv
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -29,7 +31,10 @@ from maelm_composer.records import (
 from maelm_composer.reporting.artefacts import DEMO
 from maelm_composer.reporting.evidence import Evidence
 
-RANK_OPTIONS = ('data_hash', 'max_tokens', 'mlm_probability', 'threshold', 'centered', 'precision', 'seed')
+RANKS, RANK_OPTIONS = (
+    'effective rank',
+    ('data_hash', 'max_tokens', 'mlm_probability', 'threshold', 'centered', 'precision', 'seed'),
+)
 
 REMEDY = 'copy the metrics.csv of the run again'
 
@@ -45,20 +50,27 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
     if not records.is_dir():
         there = sorted(p.parent.name for p in folder.parent.glob('*/records'))
         raise InputError(f'no records in {records}: run the benchmark suite first; scales with records: {there}')
-    evidence = read_evidence(records, scale)
+    recipes = {path.name: read_evidence(path, scale) for path in sorted(folder.glob('recipes/*/')) if path.is_dir()}
+    evidence = replace(read_evidence(records, scale), recipes=recipes)
     for record in (*evidence.finetunings, *evidence.failures):
         if scale != DEMO and record.protocol.get('source') == DEMO:
             raise InputError(
                 f'{records}/finetuning: {record.key} is a demo task, which is no evidence at {scale}: remove it'
             )
-    _assert_comparable(evidence)
+    for found in (evidence, *recipes.values()):
+        _assert_comparable(found)
+    _assert_equal([rank for found in (evidence, *recipes.values()) for rank in found.ranks], RANKS, *RANK_OPTIONS)
     return evidence
 
 
 def read_evidence(records: Path, scale: str) -> Evidence:
     """Read the folder ``records`` as it is; where it does not exist, nothing is recorded."""
     found = load_folder(records / 'pretraining', parse_pretraining)
-    runs = {run.run_name: run for run in found if isinstance(run, PretrainingRecord)}
+    finished = [run for run in found if isinstance(run, PretrainingRecord)]
+    runs = {run.run_name: run for run in finished}
+    if len(runs) < len(finished):
+        name = next(run.run_name for run in finished if run is not runs[run.run_name])
+        raise InputError(f'{records}/pretraining has two records of {name}: keep one')
     curves = {path.stem: _read_curve(path) for path in sorted((records / 'pretraining').glob('*.csv'))}
     for name, run in runs.items():
         if name in curves and not (curves[name] and int(curves[name][-1]['samples']) >= run.samples):
@@ -101,7 +113,7 @@ def _assert_comparable(evidence: Evidence) -> None:
         by_task[record.task].append(record.model_copy(update={'protocol': protocol}))
     for task, records in by_task.items():
         _assert_equal(records, task, 'protocol', 'data_hash')
-    _assert_equal(evidence.ranks, 'effective rank', *RANK_OPTIONS)
+    _assert_equal(evidence.ranks, RANKS, *RANK_OPTIONS)
     _assert_one_checkpoint(evidence)
 
 

@@ -145,13 +145,16 @@ def _lay_out_verdicts(claims: Sequence[Row]) -> dict[str, Any]:
     if all(row.x is None for row in claims):
         return {}
     trend = f', {TREND}'
-    lines: dict[tuple[str, str, str], dict[str, Row]] = defaultdict(dict)
+    lines: dict[tuple[str, str, str], dict[float, Row]] = defaultdict(dict)
+    places: dict[float, str] = {}  # x -> title; the trend is last
     for row in claims:
-        place = TREND if row.row.endswith(trend) else f'{format_x(row.x or 0)} {row.x_unit}'
-        lines[row.row.removesuffix(trend), label_of(row.column), name_unit(row)][place] = row
-    places = dict.fromkeys(place for found in lines.values() for place in found)
-    titles = sorted(places, key=lambda place: place == TREND)
-    return {'titles': titles, 'lines': [(*key, [found.get(title) for title in titles]) for key, found in lines.items()]}
+        x = math.inf if row.row.endswith(trend) else row.x or 0.0
+        places[x] = TREND if math.isinf(x) else f'{format_x(x)} {row.x_unit}'
+        lines[row.row.removesuffix(trend), label_of(row.column), name_unit(row)][x] = row
+    return {
+        'titles': [places[x] for x in sorted(places)],
+        'lines': [(*key, [found.get(x) for x in sorted(places)]) for key, found in lines.items()],
+    }
 
 
 def _describe_verdict(word: str, claims: Sequence[Row], total: int) -> str:
@@ -249,7 +252,9 @@ def _describe_models(evidence: Evidence) -> str:
 def _describe_cost(evidence: Evidence) -> str:
     """Core-hours and GPU-hours of all recorded pretraining and fine-tuning runs, with an estimate of their energy."""
     cores = gpus = 0.0
-    records: list[PretrainingRecord | FinetuningRecord] = [*evidence.runs.values(), *evidence.finetunings]
+    records: list[PretrainingRecord | FinetuningRecord] = []
+    for found in (evidence, *evidence.recipes.values()):
+        records += [*found.runs.values(), *found.finetunings]
     for record in records:
         if record.device.startswith('CPU'):
             cores += record.device_hours * int(record.device.split()[1])

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.files import write_text
-from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, artefacts_of, find_artefact
+from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, RECIPES, artefacts_of, find_artefact
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.figure3 import build_figure3
 from maelm_composer.reporting.figures import DRAWINGS, draw_claims, write_figure
@@ -24,11 +24,12 @@ from maelm_composer.reporting.page import (
     name_score,
     render_page,
 )
+from maelm_composer.reporting.recipes import build_recipes
 from maelm_composer.reporting.rows import NOT_COMPARABLE, WORDS, Row, RowBuilder, load_published, write_rows
 from maelm_composer.reporting.tables import BUILDERS as TABLE_BUILDERS
 from maelm_composer.shipped import find_shipped
 
-BUILDERS = TABLE_BUILDERS | {'figure3': build_figure3, 'ladder': build_ladder}
+BUILDERS = TABLE_BUILDERS | {'figure3': build_figure3, 'ladder': build_ladder, 'recipes': build_recipes}
 PUBLISHED = 'results/paper'  # in the working folder, else in the package; not beside the measured results
 MINUS = ' − '  # in the label of a comparison
 COLORS = dict(zip(WORDS, ('green', 'red', 'cyan', 'yellow'), strict=True))
@@ -67,15 +68,15 @@ def write_tables(folder: Path, evidence: Evidence) -> Tables:
     tables = build_tables(evidence)
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)
-    if OWN.name not in tables:
-        (folder / f'{OWN.name}.csv').unlink(missing_ok=True)  # its records are gone
+    for name in {OWN.name, RECIPES.name} - tables.keys():
+        (folder / f'{name}.csv').unlink(missing_ok=True)  # its records are gone
     return tables
 
 
 def build_tables(evidence: Evidence) -> Tables:
     """The rows of every artefact of the scale."""
     published = load_published(find_shipped(PUBLISHED))
-    artefacts = artefacts_of(evidence.scale, bool(evidence.list_own_scores()))
+    artefacts = artefacts_of(evidence.scale, bool(evidence.list_own_scores()), bool(evidence.recipes))
     return {found.name: BUILDERS[found.name](RowBuilder(found.name, evidence, published)) for found in artefacts}
 
 

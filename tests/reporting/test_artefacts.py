@@ -18,6 +18,7 @@ from maelm_composer.reporting.artefacts import (
     LADDER,
     MAE_LM,
     OWN,
+    RECIPES,
     ROBERTA,
     Role,
     columns_of,
@@ -61,7 +62,7 @@ def test_artefacts_share_their_runs():
     assert runs['table1'] == {'medium', 'medium-roberta'}
     assert runs['table1'] < runs['table2']
     assert runs['figure4'] & runs['table2'] == {'medium', 'medium-encoder_with_mask', 'medium-roberta'}
-    assert {*runs, LADDER.name, OWN.name} == set(BUILDERS)
+    assert {*runs, LADDER.name, OWN.name, RECIPES.name} == set(BUILDERS)
 
 
 def test_tasks_are_those_of_finetuning():

@@ -1,0 +1,163 @@
+"""MAE-LM − RoBERTa with other recipes than the ladder's, as rows: which settings the lead in rank depends on.
+
+Every folder in results/<scale>/recipes/ is one like results/<scale>/records. A run of MAE-LM there is compared with the
+RoBERTa of the same folder, or else of the ladder, whose recipe differs from its own in nothing but the decoder and the
+masks. The layers, and the settings in which it differs from the MAE-LM of its rung, name the comparison.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from maelm_composer.errors import InputError
+from maelm_composer.records import LayerRanks, PretrainingRecord, RankRecord
+from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, RUNGS_OF, Rung
+from maelm_composer.reporting.cells import VARIED, WHOLE_NUMBER, Cell, Term, subtract, subtract_relative
+from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.ladder import FLOPS, LOSS, MASK_GAIN, RELATIVE
+from maelm_composer.reporting.rows import GAP, MARGIN_RANK_SHARE, PERCENT, RANK, Claim, Row, RowBuilder
+from maelm_composer.reporting.tables import MASKS, OUTSIDE, REAL, WITH_MASKS
+
+ROWS, DECODER = 'training.max_samples', 'model.decoder'
+LAYERS = 'model.num_hidden_layers', f'{DECODER}.num_hidden_layers'  # of the encoder and the decoder
+# A decoder alone is known by its layers; of the precision, one rung has fp32, whose loss is bf16's but for 0.002 nats.
+UNNAMED = {*LAYERS, DECODER, 'training.precision'}
+NAMES = {'training.global_train_batch_size': 'batch size'}  # other settings have the name of their key
+Settings = dict[str, Any]
+
+
+@dataclass
+class Group:
+    """The runs of one model with one recipe that have a rank record, by pretraining seed."""
+
+    settings: Settings  # without the seed
+    runs: dict[int, tuple[PretrainingRecord, RankRecord]]
+
+    @property
+    def is_roberta(self) -> bool:
+        return self.settings.get(DECODER, '') is None
+
+    @property
+    def shared(self) -> Settings:
+        """The settings that both models of a recipe have."""
+        return {key: value for key, value in self.settings.items() if not key.startswith(DECODER) and key not in VARIED}
+
+    def measure(self, read: Callable[[PretrainingRecord], float | None]) -> Cell:
+        """A number of the pretraining records."""
+        values = {seed: value for seed, (run, _) in self.runs.items() if (value := read(run)) is not None}
+        return self._gather(values)
+
+    def rank(self, key: str, layer: int = -1) -> Cell:
+        """The value ``key`` of one layer of the rank records."""
+        values = {seed: getattr(rank.layers[layer], key) for seed, (_, rank) in self.runs.items()}
+        return self._gather(values, WHOLE_NUMBER if LayerRanks.model_fields[key].annotation is int else 0.0)
+
+    def _gather(self, values: Mapping[int, float], rounding: float = 0.0) -> Cell:
+        if not values:
+            return Cell(missing='not recorded')
+        runs, ranks = zip(*(self.runs[seed] for seed in values), strict=True)
+        terms = Term(1.0, {seed: [float(value)] for seed, value in values.items()}, rounding=rounding)
+        return Cell((terms,), runs, ranks)
+
+
+@dataclass
+class Comparison:
+    """Both models of one recipe at one rung, and the labels of their settings."""
+
+    rung: Rung
+    label: str
+    label_of_roberta: str
+    mae_lm: Group
+    roberta: Group
+    is_rungs: bool  # whether RoBERTa is the rung's own
+
+
+def build_recipes(builder: RowBuilder) -> list[Row]:
+    """Both models' losses and ranks for every recipe, their differences, and the claim about the last layer's rank.
+
+    The claims are one family for Holm's correction.
+    """
+    found = sorted(_find_comparisons(builder.evidence), key=lambda c: (c.label, c.rung.flops))
+    rows, claims = dict[tuple[str, str, float], Row](), list[Claim]()
+    for each in found:
+        gap, flops = f'{GAP}, {each.label}', each.rung.flops
+        made = _measure(builder, f'{MAE_LM.label}, {each.label}', each.mae_lm)
+        if not each.is_rungs:  # the ladder has its own
+            made += _measure(builder, f'{ROBERTA.label}, {each.label_of_roberta}', each.roberta)
+        losses = [group.measure(lambda run: run.eval_loss) for group in (each.mae_lm, each.roberta)]
+        made.append(builder.value(gap, LOSS, 'nats', subtract(*losses)))
+        *lower, lead = [
+            subtract_relative(each.mae_lm.rank(REAL, layer), each.roberta.rank(REAL, layer))
+            for layer in range(1, each.mae_lm.settings['model.num_hidden_layers'] + 1)
+        ]
+        for layer, cell in enumerate(lower, 1):
+            made.append(builder.value(gap, f'{RELATIVE}, layer {layer}', PERCENT, cell))
+        claims.append(Claim(gap, RELATIVE, lead, margin=100 * MARGIN_RANK_SHARE))
+        rows |= {(row.row, row.column, flops): row.at(flops, 'FLOPs') for row in made}  # each RoBERTa once
+    judged = builder.claims(PERCENT, *claims)
+    return [*rows.values(), *(row.at(c.rung.flops, 'FLOPs') for row, c in zip(judged, found, strict=True))]
+
+
+def _measure(builder: RowBuilder, label: str, group: Group) -> list[Row]:
+    """Loss, FLOPs and last layer's ranks of one model; of RoBERTa also the measures of the paper's explanation."""
+    rows = [
+        builder.value(label, LOSS, 'nats', group.measure(lambda run: run.eval_loss)),
+        builder.value(label, FLOPS, 'FLOPs', group.measure(lambda run: run.flops)),
+        *(builder.value(label, key, RANK, group.rank(key)) for key in (REAL, WITH_MASKS, MASKS)),
+    ]
+    if group.is_roberta:
+        gain = subtract_relative(group.rank(WITH_MASKS), group.rank(REAL))
+        outside = subtract(group.rank('mask_outside_share'), group.rank('real_outside_share'))
+        rows += [builder.value(label, MASK_GAIN, PERCENT, gain), builder.value(label, OUTSIDE, 'share', outside)]
+    return rows
+
+
+def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
+    """Every MAE-LM in a folder of recipes that has a RoBERTa.
+
+    Raises:
+        InputError: it read as many rows as no MAE-LM of the ladder.
+    """
+    rungs = {run.identity[ROWS]: rung for rung in RUNGS_OF[evidence.scale] for run in evidence.find_runs(rung.mae_lm)}
+    own = _group(evidence)
+    for folder, recipe in evidence.recipes.items():
+        groups = _group(recipe)
+        for mae_lm in groups:
+            roberta = next((g for g in (*groups, *own) if g.is_roberta and g.shared == mae_lm.shared), None)
+            if mae_lm.is_roberta or roberta is None:
+                continue
+            num_rows = mae_lm.settings[ROWS]
+            if num_rows not in rungs:
+                name = next(iter(mae_lm.runs.values()))[0].run_name
+                raise InputError(f'recipes/{folder}: {name} has {ROWS}={num_rows}, as no MAE-LM of {evidence.scale}')
+            rung = rungs[num_rows]
+            usual = {model: evidence.find_runs(model)[0].identity for model in (rung.mae_lm, rung.roberta)}
+            labels = _describe(mae_lm.settings, usual[rung.mae_lm]), _describe(roberta.settings, usual[rung.roberta])
+            yield Comparison(rung, *labels, mae_lm, roberta, is_rungs=roberta in own)
+
+
+def _group(evidence: Evidence) -> list[Group]:
+    ranks = {(rank.checkpoint.run_name, rank.checkpoint.samples): rank for rank in evidence.ranks}
+    found = defaultdict[str, dict[int, tuple[PretrainingRecord, RankRecord]]](dict)
+    settings: dict[str, Settings] = {}
+    for run in evidence.runs.values():
+        if rank := ranks.get((run.run_name, run.samples)):
+            key = repr(sorted(_drop_seed(run).items()))
+            settings[key] = _drop_seed(run)
+            found[key][run.seed] = run, rank
+    return [Group(settings[key], runs) for key, runs in found.items()]
+
+
+def _drop_seed(run: PretrainingRecord) -> Settings:
+    return {key: value for key, value in run.identity.items() if key != 'seed'}
+
+
+def _describe(settings: Settings, usual: Settings) -> str:
+    """The layers, then the settings that differ from ``usual``: ``2 + 1 layers, learning rate 0.002``."""
+    layers = [settings[key] for key in LAYERS if settings.get(key) is not None]
+    different = [key for key in sorted(settings.keys() - UNNAMED) if settings[key] != usual.get(key)]
+    names = {key: NAMES.get(key, key.rpartition('.')[2].replace('_', ' ')) for key in different}
+    return ', '.join(
+        [f'{" + ".join(map(str, layers))} layers', *(f'{names[key]} {settings[key]}' for key in different)]
+    )

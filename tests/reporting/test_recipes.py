@@ -1,0 +1,130 @@
+"""Comparisons with other settings than the ladder's: which runs are paired, and what names them."""
+
+import pytest
+
+from maelm_composer.errors import InputError
+from maelm_composer.records import CONTENT_HASH
+from maelm_composer.reporting.load import load_evidence
+from maelm_composer.reporting.report import build_tables, report
+from tests.reporting.conftest import Archive
+
+SEEDS = (17, 18, 19)
+SHARED = {
+    CONTENT_HASH: 'pretraining-data',
+    'model.num_hidden_layers': 2,
+    'optimizer.learning_rate': 0.004,
+    'training.max_samples': 400,
+    'training.precision': 'fp32',
+}
+ROBERTA = {'model.decoder': None, 'masking.encoder_mask_fraction': 1.0}
+MAE_LM = {'model.decoder.num_hidden_layers': 2, 'masking.encoder_mask_fraction': 0.0}
+
+
+def add(archive: Archive, name: str, settings: dict, lead: int = 0, seeds=SEEDS, folder: str = '') -> None:
+    """Runs whose last layer has rank 48 + 3 · ``lead``, and one more in the last seed if there is a lead."""
+    made = Archive(archive.results, archive.scale)
+    if folder:
+        made.records = archive.results / archive.scale / 'recipes' / folder
+    for seed in seeds:
+        made.add_run(f'{name}-s{seed}', identity={'seed': seed, **SHARED, **settings}, eval_loss=4.0 - lead / 10)
+        made.add_rank(f'{name}-s{seed}', lead=2 + 3 * lead + (seed == 19 and lead != 0))
+
+
+@pytest.fixture
+def ladder(archive) -> Archive:
+    """Its first rung, where both models have one rank."""
+    made = archive('ladder')
+    add(made, 'ladder-3e13', MAE_LM)
+    add(made, 'ladder-3e13-roberta', ROBERTA)
+    return made
+
+
+def find(archive: Archive) -> dict:
+    tables = build_tables(load_evidence(archive.results / 'ladder', 'ladder'))
+    return {(row.row, row.column): row for row in tables['recipes']}
+
+
+def test_the_roberta_with_the_same_settings_is_the_baseline(ladder):
+    slow = {'optimizer.learning_rate': 0.002, 'training.precision': 'bf16'}
+    add(ladder, 'slow-roberta', ROBERTA | slow, folder='slow')
+    add(ladder, 'slow', MAE_LM | slow, lead=4, folder='slow')
+    rows, label = find(ladder), '2 + 2 layers, learning rate 0.002'
+    lead = rows[f'MAE-LM − RoBERTa, {label}', 'real_rank_excess']
+    assert lead.value == pytest.approx(100 * (12 + 1 / 3) / 48)
+    assert (lead.x, lead.x_unit, lead.pretraining_seeds, lead.margin) == (3e13, 'FLOPs', 3, 5)
+    assert lead.verdict.startswith('holds')
+    assert lead.run_keys.startswith('slow-roberta-s17;slow-roberta-s18;slow-roberta-s19;slow-s17')
+    assert rows[f'MAE-LM − RoBERTa, {label}', 'real_rank_excess, layer 1'].value == pytest.approx(
+        100 * (12 + 1 / 3) / 50
+    )
+    assert rows[f'MAE-LM − RoBERTa, {label}', 'eval_loss'].value == pytest.approx(-0.4)
+    assert rows[f'MAE-LM, {label}', 'rank_real'].value == pytest.approx(60 + 1 / 3)
+    gain = rows['RoBERTa, 2 layers, learning rate 0.002', 'mask_rank_gain']
+    assert (gain.value, gain.verdict) == (
+        pytest.approx(100 * 12 / 48),
+        "not comparable with the paper's absolute numbers",
+    )
+    assert rows['RoBERTa, 2 layers, learning rate 0.002', 'mask_outside_excess'].value == pytest.approx(0.3 - 0.09)
+
+
+def test_another_decoder_is_compared_with_the_roberta_of_the_ladder(ladder):
+    add(ladder, 'one', MAE_LM | {'model.decoder.num_hidden_layers': 1}, lead=-4, seeds=(18, 19), folder='one')
+    rows = find(ladder)
+    assert {row for row, _ in rows} == {'MAE-LM, 2 + 1 layers', 'MAE-LM − RoBERTa, 2 + 1 layers'}
+    lead = rows['MAE-LM − RoBERTa, 2 + 1 layers', 'real_rank_excess']
+    assert lead.value == pytest.approx(100 * -11.5 / 48)
+    assert lead.verdict.startswith('undecided: without the sign of the claim, but from two pretraining seeds')
+    assert lead.run_keys.startswith('ladder-3e13-roberta-s18;ladder-3e13-roberta-s19;one-s18;one-s19')
+
+
+@pytest.mark.parametrize('setting', ['optimizer.learning_rate', 'model.num_hidden_layers', 'data.shuffle_block_size'])
+def test_a_model_without_its_roberta_is_compared_with_none(ladder, setting):
+    add(ladder, 'alone', MAE_LM | {setting: 7}, folder='alone')
+    assert find(ladder) == {}
+
+
+def test_the_claims_of_all_recipes_are_one_family(ladder):
+    for number, name in enumerate(('first', 'second', 'third'), 1):
+        changed = {'optimizer.learning_rate': number / 100}
+        add(ladder, f'{name}-roberta', ROBERTA | changed, folder=name)
+        add(ladder, name, MAE_LM | changed, lead=number, folder=name)
+    claims = [row for row in find(ladder).values() if row.is_claim]
+    assert [row.value for row in claims] == sorted(row.value for row in claims)
+    assert all('one of 3 by Holm' in row.verdict for row in claims)
+
+
+def test_rows_of_no_rung_are_named(ladder):
+    for name, model in (('long', MAE_LM), ('long-roberta', ROBERTA)):
+        add(ladder, name, model | {'training.max_samples': 800}, folder='long')
+    with pytest.raises(
+        InputError, match=r'recipes/long: long-s17 has training.max_samples=800, as no MAE-LM of ladder'
+    ):
+        find(ladder)
+
+
+def test_ranks_that_were_measured_otherwise_are_refused(ladder):
+    add(ladder, 'one', MAE_LM | {'model.decoder.num_hidden_layers': 1}, folder='one')
+    for path in (ladder.results / 'ladder/recipes/one/rank').glob('*.json'):
+        path.write_text(path.read_text().replace('"max_tokens": 1000', '"max_tokens": 500'))
+    with pytest.raises(InputError, match=r'effective rank: records .* differ in max_tokens'):
+        find(ladder)
+
+
+def test_two_records_of_one_run_are_refused(ladder):
+    add(ladder, 'one', MAE_LM | {'model.decoder.num_hidden_layers': 1}, folder='one')
+    folder = ladder.results / 'ladder/recipes/one/pretraining'
+    (folder / 'copy.json').write_text((folder / 'one-s17.json').read_text())
+    with pytest.raises(InputError, match=r'recipes/one/pretraining has two records of one-s17: keep one'):
+        find(ladder)
+
+
+def test_the_table_goes_with_its_records(ladder):
+    assert 'recipes' not in build_tables(load_evidence(ladder.results / 'ladder', 'ladder'))
+    stale = ladder.results / 'ladder/recipes.csv'
+    stale.write_text('stale')
+    page, _ = report('ladder', ladder.results)
+    assert not stale.exists()
+    add(ladder, 'one', MAE_LM | {'model.decoder.num_hidden_layers': 1}, folder='one')
+    report('ladder', ladder.results)
+    assert stale.read_text().startswith('scale,artefact')
+    assert 'MAE-LM − RoBERTa, 2 + 1 layers' in page.read_text()
