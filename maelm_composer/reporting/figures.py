@@ -263,6 +263,7 @@ DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure]] = {
     'subspace': draw_subspace,
     'training': draw_training,
     'ladder': draw_ladder,
+    'recipes': lambda rows: draw_claims({'recipes': rows}),
 }
 
 
