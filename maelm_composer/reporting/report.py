@@ -69,7 +69,8 @@ def write_tables(folder: Path, evidence: Evidence) -> Tables:
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)
     for name in {OWN.name, RECIPES.name} - tables.keys():
-        (folder / f'{name}.csv').unlink(missing_ok=True)  # its records are gone
+        for suffix in ('csv', 'png', 'svg'):
+            (folder / f'{name}.{suffix}').unlink(missing_ok=True)  # its records are gone
     return tables
 
 

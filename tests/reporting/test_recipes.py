@@ -120,11 +120,12 @@ def test_two_records_of_one_run_are_refused(ladder):
 
 def test_the_table_goes_with_its_records(ladder):
     assert 'recipes' not in build_tables(load_evidence(ladder.results / 'ladder', 'ladder'))
-    stale = ladder.results / 'ladder/recipes.csv'
-    stale.write_text('stale')
+    stale = [ladder.results / f'ladder/recipes.{suffix}' for suffix in ('csv', 'svg')]
+    for path in stale:
+        path.write_text('stale')
     page, _ = report('ladder', ladder.results)
-    assert not stale.exists()
+    assert not any(path.exists() for path in stale)
     add(ladder, 'one', MAE_LM | {'model.decoder.num_hidden_layers': 1}, folder='one')
     report('ladder', ladder.results)
-    assert stale.read_text().startswith('scale,artefact')
+    assert stale[0].read_text().startswith('scale,artefact')
     assert 'MAE-LM − RoBERTa, 2 + 1 layers' in page.read_text()

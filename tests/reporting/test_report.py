@@ -13,13 +13,14 @@ import pytest
 
 from maelm_composer.errors import InputError
 from maelm_composer.records import pack_numbers
-from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER
+from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, RECIPES
 from maelm_composer.reporting.figures import DRAWINGS
 from maelm_composer.reporting.load import load_evidence, read_csv
 from maelm_composer.reporting.report import report, write_tables
 from maelm_composer.reporting.rows import HEADER
 from tests.reporting.conftest import PRETRAINING_SEEDS, Archive
 
+DRAWN = DRAWINGS.keys() - {LADDER.name, RECIPES.name}  # all but those of a ladder
 WITHOUT_TORCH = """
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_made_again_in_another_process_without_torch_it_is_the_same_to_the_byte(
     results = page.parent.parent
     before = hash_files(results)
     expected = {f'medium/{a.name}.csv' for a in ARTEFACTS}
-    expected |= {f'medium/{name}.{suffix}' for name in DRAWINGS.keys() - {LADDER.name} for suffix in ('png', 'svg')}
+    expected |= {f'medium/{name}.{suffix}' for name in DRAWN for suffix in ('png', 'svg')}
     assert expected | {'medium/report.html'} <= set(before)
     with (page.parent / 'table1.csv').open() as file:
         assert next(csv.reader(file)) == HEADER
@@ -140,7 +141,7 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(page):
     text = page.read_text()
     page = Page(text)
     assert 'script' not in page.tags
-    assert len(page.sources) == len(DRAWINGS)  # without the ladder, which has a page of its own, and with all claims
+    assert len(page.sources) == len(DRAWN) + 1  # all claims
     assert all(source.startswith('data:image/svg+xml;base64,') for source in page.sources)
     assert not re.search(r'url\(|@import', text)
     assert '<CPU>' not in text  # the processor's name is text and no tag
