@@ -146,10 +146,13 @@ def runs(
 @app.command()
 def sweep(recipe: Recipe) -> None:
     """Fine-tune a checkpoint on the tasks of a recipe (yamls/finetune/): a grid, then its best point on more seeds."""
-    config = load_config(FinetuningConfig, *split_arguments(recipe))
+    files, values = split_arguments(recipe)
+    config = load_config(FinetuningConfig, files, values)
     warn_of_untested_torch()
     from maelm_composer.sweep.run import sweep_and_print
+    from maelm_composer.sweep.search import refuse_searched
 
+    refuse_searched(config, values)
     raise typer.Exit(sweep_and_print(config))
 
 
@@ -163,7 +166,9 @@ def compare(first: Checkpoint, second: Checkpoint, recipe: Recipe) -> None:
     configs = [load_config(FinetuningConfig, files, [*values, f'checkpoint={name}']) for name in (first, second)]
     warn_of_untested_torch()
     from maelm_composer.suite.compare import compare_and_print
+    from maelm_composer.sweep.search import refuse_searched
 
+    refuse_searched(configs[0], values)
     raise typer.Exit(compare_and_print(*configs))
 
 

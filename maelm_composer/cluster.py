@@ -20,6 +20,9 @@ SECONDS_TO_ANSWER = 10
 # Ray's processes without which its calls wait for up to a minute, or forever. A raylet ends with its agents.
 SERVERS, AGENTS = {'raylet', 'gcs_server'}, ('ray::DashboardAgent', 'ray::RuntimeEnvAgent', 'agent.py', 'agent/main.py')
 UNSTARTED = 'timed out during startup', 'Failed to start GCS'  # Ray's words where a server of its own does not answer
+# Of a task whose worker Ray itself kills, since memory runs out: else without end, and not counted by max_retries. More
+# than those, since a neighbouring run may need the memory.
+MEMORY_RETRIES = 10
 DEAD = 'a server process of Ray has died, most likely because memory ran out: the same command resumes'
 
 
@@ -129,6 +132,7 @@ def _init_ray(num_cpus: int | None) -> None:
 
     # Ray would print the last lines of a dead server's log. Its option log_to_driver does not cover them.
     ray._private.worker._worker_logs_enabled = False
+    os.environ.setdefault('RAY_task_oom_retries', str(MEMORY_RETRIES))
     quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
     if (address := os.environ.get('RAY_ADDRESS')) is not None:
         _assert_answers(address)

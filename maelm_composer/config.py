@@ -176,7 +176,7 @@ class PretrainingConfig:
 
     run_name: str = MISSING  # default: the recipe's file names, joined
     save_folder: str = MISSING  # default: runs/<run_name>; local folder or s3://bucket/prefix
-    init_from: str | None = None  # checkpoint or Hugging Face encoder whose weights replace the initial ones
+    init_from: str | None = None  # checkpoint, or its exported folder, whose weights replace the initial ones
     seed: int = number(17, **SEED)  # of initial weights, order of the rows, masks and dropout
     data: DataConfig = field(default_factory=DataConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
@@ -243,7 +243,7 @@ class SweepConfig:
         default_factory=lambda: [1, 2, 3, 4, 5], metadata={'at_least': 0}
     )
     cpus_per_run: float = 1.0  # cores that Ray reserves for a run
-    gpus_per_run: float = number(0.25, at_least=0)  # several small runs share a GPU; 0: CPU only; ignored without GPUs
+    gpus_per_run: float = number(0.25, at_least=0, at_most=1)  # a share of one GPU; 0: CPU only; ignored without GPUs
     max_retries: int = number(2, at_least=0)  # of a run whose worker died; one that raised waits for the next call
 
 

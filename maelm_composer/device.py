@@ -31,7 +31,7 @@ def name_device() -> str:
 
 @contextlib.contextmanager
 def explain_shortage(microbatch_size: int, key: str = 'training.device_train_microbatch_size') -> Iterator[None]:
-    """Turn what the machine lacks into an InputError that says what to change, as ``key``.
+    """Turn what the machine lacks into an InputError that says what to change: ``key`` is to be lowered.
 
     That is memory, shared memory, open files, or a compiler for ``training.compile``.
     """

@@ -21,7 +21,9 @@ from omegaconf.errors import ConfigKeyError, KeyValidationError, OmegaConfBaseEx
 
 from maelm_composer.config import (
     CorpusConfig,
+    EncoderMaskContent,
     FinetuningConfig,
+    PositionIds,
     PretrainingConfig,
     SourceConfig,
     SourceKind,
@@ -227,6 +229,8 @@ def _check(config: Any) -> None:
             for number, source in enumerate(config.sources):
                 _check_source(source, f'sources[{number}]')
         case PretrainingConfig():
+            for name, folder in (('save_folder', config.save_folder), ('data.remote', config.data.remote)):
+                _require(bool(folder.strip('/')), f'{name} is {folder!r}: name a folder of its own')
             _check_model(config)
             warmup, extends = config.optimizer.warmup_samples, config.training.extends
             ends, name = [*extends, config.training.max_samples], 'extends' if extends else 'max_samples'
@@ -311,4 +315,17 @@ def _check_model(config: PretrainingConfig) -> None:
         model.decoder is not None or fraction == 1,
         f'model.decoder is null, so masking.encoder_mask_fraction must be 1, not {fraction}: without a decoder the '
         'encoder has to see every [MASK] (yamls/roberta.yaml sets both)',
+    )
+    without = 'masking.{} without effect: {}; leave the key out'
+    _require(
+        fraction > 0 or masking.encoder_mask_content is EncoderMaskContent.mask_token,
+        without.format('encoder_mask_content', 'masking.encoder_mask_fraction is 0'),
+    )
+    _require(
+        (fraction > 0 and model.decoder is not None) or not masking.decoder_resets_masks,
+        without.format('decoder_resets_masks', 'no decoder gets a masked position from the encoder'),
+    )
+    _require(
+        fraction < 1 or masking.position_ids is PositionIds.aligned,
+        without.format('position_ids', 'masking.encoder_mask_fraction is 1, so no position is left out'),
     )

@@ -93,7 +93,8 @@ class _Pretraining(Record):
     attention: dict[str, str]  # stack -> backend
     tokenizer_hash: str
     flops: int | None = None  # of the whole run
-    unigram_entropy: float | None = None  # of the validation tokens, nats
+    unigram_entropy: float | None = None  # of the whole validation split, nats
+    eval_rows: int | None = None  # the first rows of this split, on which the run is validated; None: not recorded
     init_from: EncoderIdentity | None = None  # whose weights the run began with
 
     @property

@@ -49,6 +49,25 @@ def test_a_machine_on_which_ray_cannot_start_is_told_after_a_second_try(monkeypa
     assert len(tries) == 2
 
 
+def test_a_task_that_ray_kills_for_its_memory_ends(monkeypatch):
+    """Ray's memory monitor, here with a limit that every worker exceeds, counts no retries of its own accord."""
+    source = """
+import ray
+from maelm_composer import cluster
+cluster.MEMORY_RETRIES = 1
+with cluster.connect_ray(num_cpus=1):
+    try:
+        cluster.get_result(ray.remote(max_retries=2)(lambda: __import__('time').sleep(60)).remote())
+    except cluster.LostWorkerError as error:
+        print(error)
+"""
+    monkeypatch.delenv('RAY_task_oom_retries', raising=False)  # of another test's Ray
+    limit = {'RAY_memory_usage_threshold': '0.01'}  # of the machine's
+    command = [sys.executable, '-c', source]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | limit, check=True)
+    assert 'a worker was lost on every try, perhaps for want of memory' in found.stdout
+
+
 @pytest.mark.parametrize('wait', ['time.sleep(60)', 'ray.get(ray.remote(lambda: time.sleep(60)).remote())'])
 def test_a_sigterm_ends_a_command_that_uses_ray_without_a_stack(wait):
     source = f"""

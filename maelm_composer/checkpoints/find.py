@@ -105,14 +105,18 @@ def read_latest(run: str) -> str | None:
     A copy of a local run, made by a tool that skips links, has no ``latest``; its checkpoints are whole.
 
     Raises:
-        InputError: ``latest`` is a folder, as in a copy made by a tool that follows links.
+        InputError: ``latest`` is a folder, as in a copy made by a tool that follows links, or names no checkpoint in
+            ``run``.
     """
     uri, is_remote = join(run, LATEST), is_s3(run)
     if not is_remote and os.path.islink(uri):
         return os.path.basename(os.readlink(uri))
     content = read_file(uri) if is_remote or Path(uri).is_file() else None  # a file: copied from an object store
     if content is not None:
-        return content.decode().strip()
+        name = content.decode(errors='replace').strip()
+        if not name.startswith(CHECKPOINT_PREFIX) or '/' in name:
+            raise InputError(f'{uri} must hold the name of a checkpoint in {run}, not {name!r}: look there')
+        return name
     if list_names(uri):
         raise InputError(f'{uri} is a folder: replace it by a file that holds the name of the newest checkpoint')
     whole = [] if is_remote else [path.parent.name for path in Path(run).glob(f'{CHECKPOINT_PREFIX}*/{PROGRESS}')]

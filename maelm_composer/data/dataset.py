@@ -87,8 +87,8 @@ class PretrainingRows(RobustStreamingDataset):
     Yields ``{'input_ids': (N,) uint16 or uint32, 'row': int, 'epoch': int}``. ``row`` is the index in the split and
     ``epoch`` counts from 0, so that a mask can be drawn from (seed, epoch, row) alone.
 
-    The k-th global batch of an epoch holds the same rows for any number of ranks and loader workers. Of R ranks, rank r
-    reads the rows at r, r + R, r + 2R, ... of the batch.
+    The k-th global batch of an epoch holds the same rows for any number of ranks and loader workers. Of R ranks on one
+    node, rank r reads the rows at r, r + R, r + 2R, ... of the batch.
 
     Args:
         batch_size: rows of one rank in one optimizer step; the global batch is that times the number of ranks.

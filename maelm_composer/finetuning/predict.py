@@ -15,7 +15,7 @@ from maelm_composer.finetuning.evaluation import read_scores
 from maelm_composer.finetuning.fit import predict
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.precision import choose, tell
-from maelm_composer.tasks.catalogue import CLASSIFICATION, SPAN, TASKS, Task
+from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, TASKS, Task
 from maelm_composer.tasks.examples import encode, fit_span
 from maelm_composer.tasks.sources import read_unlabelled
 
@@ -90,4 +90,6 @@ def _format(task: Task, predictions: list[dict[str, Any]], suffix: str, threshol
     # gluebenchmark.com: names of the classes for the inference tasks, numbers for its other tasks
     names = task.label_names if task.is_own or 'entailment' in task.label_names else ()
     values = [names[p['prediction']] if names else p['prediction'] for p in predictions]
+    if task.kind == REGRESSION and not task.is_own:  # STS-B's scores end at 0 and 5
+        values = [min(max(value, task.label_range[0]), task.label_range[1]) for value in values]
     return '\n'.join(['index\tprediction', *(f'{index}\t{value}' for index, value in enumerate(values))]) + '\n'

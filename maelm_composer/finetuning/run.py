@@ -78,7 +78,8 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         rank = measure_last_layer(model.encoder, dev_inputs, specials, tokenizer.pad_token_id, evaluator.batch_size)
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
 
-    with explain_shortage(config.device_train_microbatch_size or config.batch_size, 'device_train_microbatch_size'):
+    remedy = 'device_train_microbatch_size' + (', or raise sweep.gpus_per_run' if devices < 1 else '')
+    with explain_shortage(config.device_train_microbatch_size or config.batch_size, remedy):
         report = fit(model, inputs, config, tokenizer.pad_token_id, partial(evaluator.evaluate, model), observe)
 
     best = evaluator.best

@@ -179,7 +179,7 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
         other = first.setdefault(run.seed, run)
         here, there = _describe_training(run), _describe_training(other)
         for name in sorted(here.keys() | there.keys()):
-            if here.get(name) != there.get(name):
+            if here.get(name) != there.get(name) and not (name == 'eval_rows' and None in (here[name], there[name])):
                 raise InputError(
                     f'{other.run_name} and {run.run_name} are compared, but differ in {name}: '
                     f'{there.get(name)} and {here.get(name)}: keep the records of one experiment'
@@ -189,7 +189,7 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
 def _describe_training(run: PretrainingRecord) -> dict[str, Any]:
     """The settings that compared runs of one seed share."""
     of_recipe = {k: v for k, v in run.identity.items() if not k.startswith('model.') and k not in VARIED}
-    return of_recipe | {name: getattr(run, name) for name in ('data_hash', 'samples', 'batches')}
+    return of_recipe | {name: getattr(run, name) for name in ('data_hash', 'samples', 'batches', 'eval_rows')}
 
 
 def average(cells: Sequence[Cell]) -> Cell:

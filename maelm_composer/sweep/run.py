@@ -195,8 +195,7 @@ class _Sweep:
             try:
                 job.record = get_result(reference)
             except LostWorkerError as error:
-                times = self.config.sweep.max_retries + 1
-                reason = f'its worker was lost {times} times, perhaps for want of memory: {error.reason}'
+                reason = f'its worker was lost on every try, perhaps for want of memory: {error.reason}'
                 job.record = record_failure(job.config, job.key, self.facts[job.task.name], reason)
             if job.record is None:  # another sweep was faster
                 self.waiting.append(job)
@@ -308,8 +307,6 @@ def _count_slots(config: FinetuningConfig, num_gpus: float) -> int:
     Raises:
         InputError: no run fits.
     """
-    if num_gpus > 1 and num_gpus != int(num_gpus):
-        raise InputError(f'sweep.gpus_per_run {num_gpus}: above 1 it must be a whole number')
     demand = {'CPU': config.sweep.cpus_per_run} | ({'GPU': num_gpus} if num_gpus else {})
     machines = [machine['Resources'] for machine in ray.nodes() if machine['Alive']]
     slots = sum(min(int(there.get(kind, 0) / least + 1e-9) for kind, least in demand.items()) for there in machines)

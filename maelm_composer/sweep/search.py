@@ -75,6 +75,23 @@ def list_points(config: FinetuningConfig, task: Task) -> list[Point]:
     return list(dict.fromkeys(Point(*combination) for combination in itertools.product(*values)))
 
 
+def refuse_searched(config: FinetuningConfig, pairs: Sequence[str]) -> None:
+    """Refuse ``key=value`` pairs of a command line that a sweep would ignore, since it searches the key's values.
+
+    Raises:
+        InputError: one is the seed, or a key for which the search space of a task has values.
+    """
+    given = [pair.partition('=')[0] for pair in pairs]
+    if 'seed' in given:
+        raise InputError(f'seed: a sweep has its own, sweep.seeds={config.sweep.seeds}: set these')
+    for name in (field.name for field in dataclasses.fields(SearchSpace) if field.name in given):
+        for task in list_tasks(config):
+            key = task.name if task.name in config.sweep.search else task.group
+            if values := getattr(config.sweep.search.get(key), name, []):
+                searched = f'sweep.search.{key}.{name}'
+                raise InputError(f'{name}: the sweep over {task.name} tries {searched}={values}: set this list')
+
+
 def plan_grid(config: FinetuningConfig, task: Task) -> list[FinetuningConfig]:
     """The runs of the grid: every point on the first seed, or with ``full_grid`` on all seeds."""
     seeds = config.sweep.seeds

@@ -10,20 +10,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet
 
 from maelm_composer.config import TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError, first_line
 from maelm_composer.tasks.catalogue import CLASSIFICATION, HUB_SPLITS, REGRESSION, SPAN, TRAIN, Task
 from maelm_composer.tasks.demo import make_demo_tables
+from maelm_composer.tasks.tables import ID_COLUMNS, find_class_names, read_table
 
 # Column types: a name for error messages, then the tests of which one must hold.
 TEXT = 'text', pyarrow.types.is_string, pyarrow.types.is_large_string
 NUMBERS = 'numbers', pyarrow.types.is_integer, pyarrow.types.is_floating
 CLASSES = 'text or numbers', *TEXT[1:], *NUMBERS[1:], pyarrow.types.is_boolean
-ID_COLUMNS = {CLASSIFICATION: 'idx', REGRESSION: 'idx', SPAN: 'id'}  # identify rows, as in GLUE and SQuAD
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,8 @@ class TaskData:
 def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
     """The training rows and the dev sets, or the samples of them that ``config`` sets.
 
-    The result is cached until a file changes: a sweep's worker runs many fine-tunings, and reading MNLI takes seconds.
-    All callers get the same lists and must not change them.
+    The result is cached, that of files until one changes: a sweep's worker runs many fine-tunings, and reading MNLI
+    takes seconds. All callers get the same lists and must not change them.
 
     Raises:
         InputError: a missing folder, file or column, a label outside the task's range, an empty split, a task that the
@@ -86,7 +84,7 @@ def _load(
             tables = {name: (table, 'demo') for name, table in make_demo_tables(task).items()}
         case TaskSource.files:
             paths = [path for path, *_ in stamps]
-            tables = {name: (_read_file(task, path), str(path)) for name, path in zip(names, paths, strict=True)}
+            tables = {name: (read_table(task, path), str(path)) for name, path in zip(names, paths, strict=True)}
         case TaskSource.huggingface:
             tables = {name: _read_hub(task, name) for name in names}
     splits = {}
@@ -151,43 +149,6 @@ def _find_files(task: Task, config: TaskDataConfig) -> list[Path]:
     return paths
 
 
-def _read_file(task: Task, path: Path) -> pyarrow.Table:
-    """The rows of a .parquet, .csv or .jsonl file.
-
-    Raises:
-        InputError: the file is not there or not readable.
-    """
-    try:
-        match path.suffix:
-            case '.parquet':
-                table = pyarrow.parquet.read_table(path)
-            case '.csv':
-                # Also where every text, or id, is a number.
-                texts = dict.fromkeys([*task.text_columns, ID_COLUMNS[task.kind]], pyarrow.string())
-                if task.kind == CLASSIFICATION and any(map(_is_number, task.label_names)):
-                    texts[task.label_column] = pyarrow.string()
-                convert = pyarrow.csv.ConvertOptions(column_types=texts, true_values=[], false_values=[])
-                parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
-                table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
-            case '.jsonl':
-                table = pyarrow.json.read_json(path)
-                kept = {*task.text_columns, ID_COLUMNS[task.kind]}
-                if dates := [f.name for f in table.schema if f.name in kept and pyarrow.types.is_timestamp(f.type)]:
-                    schema = pyarrow.schema([(name, pyarrow.string()) for name in dates])  # as they are written
-                    table = pyarrow.json.read_json(path, parse_options=pyarrow.json.ParseOptions(schema))
-            case _:
-                raise InputError(f'{path}: rows are read from .parquet, .csv, .jsonl files')
-        names = table.column_names
-    except FileNotFoundError:
-        raise InputError(f'{path} does not exist') from None
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f'{path}: not a readable {path.suffix} file ({error})') from None
-    needed = {*task.text_columns, task.label_column, ID_COLUMNS[task.kind]}
-    if twice := [name for name in names if names.count(name) > 1 and name in needed]:
-        raise InputError(f'{path}: two columns are called {twice[0]!r}: rename one')
-    return table
-
-
 def _is_number(name: str) -> bool:
     try:
         float(name)
@@ -208,17 +169,12 @@ def _read_hub(task: Task, split: str) -> tuple[pyarrow.Table, str]:
     except Exception as error:  # a missing network or a moved dataset raises one of many types
         remedy = f'tasks.{task.name}.files' if task.is_own else 'data.source=files data.folder=FOLDER'
         raise InputError(
-            f'dataset {name} cannot be fetched from the Hugging Face Hub: {first_line(error)}; without network use '
-            f'{remedy}'
+            f'dataset {name}, {hub_split}, cannot be loaded: {first_line(error)}; where the Hugging Face Hub cannot be '
+            f'reached, use {remedy}'
         ) from None
     finally:
         if not was_disabled:
             datasets.enable_progress_bars()
-    names = getattr(dataset.features.get(task.label_column), 'names', None)  # of a ClassLabel, whose cells are numbers
-    if task.label_names and names and list(task.label_names) != names and set(task.label_names) == set(names):
-        raise InputError(
-            f'dataset {name} numbers its classes {", ".join(names)}: give label_names of {task.name} in this order'
-        )
     return dataset.with_format('arrow')[:], f'dataset {name}, {hub_split}'
 
 
@@ -232,9 +188,7 @@ def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
         rows = zip(ids, texts, answers, strict=True)
         return [SpanExample(i, question, passage, *answer) for i, (question, passage), answer in rows]
     column = _take_column(table, task.label_column, where, *(NUMBERS if task.kind == REGRESSION else CLASSES))
-    # A number is that of a class, unless the classes have numbers as names.
-    is_named = not any(test(column.type) for test in NUMBERS[1:]) or any(map(_is_number, task.label_names))
-    labels = (_as_classes if is_named else _as_numbers)(task, column, where)
+    labels = _as_numbers(task, column, where) if task.kind == REGRESSION else _as_classes(task, table, column, where)
     return [TextExample(i, row, label) for i, row, label in zip(ids, texts, labels, strict=True)]
 
 
@@ -260,7 +214,7 @@ def read_unlabelled(task: Task, path: Path) -> list[Any]:
         InputError: the file is not there or not readable, has no rows, or lacks a text column of the task, or a
             span task's ids are not all different.
     """
-    ids, texts = _read_texts(task, _read_file(task, path), str(path))
+    ids, texts = _read_texts(task, read_table(task, path), str(path))
     if task.kind == SPAN:
         return [SpanExample(i, question, passage, (), ()) for i, (question, passage) in zip(ids, texts, strict=True)]
     return [TextExample(i, row, 0) for i, row in zip(ids, texts, strict=True)]
@@ -303,14 +257,27 @@ def _as_numbers(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[An
     return [int(value) for value in values] if task.kind == CLASSIFICATION else values.tolist()
 
 
-def _as_classes(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[int]:
-    """The numbers of classes that the column names."""
+def _as_classes(task: Task, table: pyarrow.Table, column: pyarrow.ChunkedArray, where: str) -> list[int]:
+    """The numbers of classes, which the column gives as names or as numbers."""
+    is_number = any(test(column.type) for test in NUMBERS[1:])
+    if is_number and (theirs := find_class_names(table, task.label_column)):
+        known, other = ([name.casefold() for name in names] for names in (task.label_names, theirs))
+        if known != other and set(known) == set(other):
+            raise InputError(
+                f'{where} numbers its classes {", ".join(theirs)}: give label_names of {task.name} in this order'
+            )
+        return _as_numbers(task, column, where)
     numbers = {name: number for number, name in enumerate(task.label_names)}
     names = _list_cells(column.cast(pyarrow.string()), task.label_column, where)
+    # A number is that of a class, unless a class has a number as its name.
+    if not any(map(_is_number, task.label_names)) and all(map(_is_number, names)):
+        return _as_numbers(task, column.cast(pyarrow.float64()), where)
     for row, name in enumerate(names):
         if name not in numbers:
-            known = ', '.join(task.label_names)
-            raise InputError(f'{where}: row {row} has label {name!r}, none of the label_names of {task.name}: {known}')
+            raise InputError(
+                f'{where}: row {row} has label {name!r}, none of the label_names of {task.name}: '
+                + ', '.join(task.label_names)
+            )
     return [numbers[name] for name in names]
 
 

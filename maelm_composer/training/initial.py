@@ -21,7 +21,7 @@ from maelm_composer.records import EncoderIdentity
 # Settings in which a model may differ from the model whose weights it takes.
 _FREE = {'hidden_dropout_prob', 'attention_probs_dropout_prob', 'initializer_range', 'head_bias_init', 'decoder'}
 _FREE |= {'relative_position_init'}
-_RELATIVE = {'relative_position_max_distance', 'relative_position_function'}  # used only if there are buckets
+_RELATIVE = {'relative_position_max_distance', 'relative_position_function'}  # of both stacks, if one has buckets
 
 
 def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) -> tuple[EncoderIdentity, str]:
@@ -68,7 +68,8 @@ def describe_start(identity: EncoderIdentity) -> str:
 
 def _find_difference(ours: ModelConfig | DecoderConfig, theirs: Any) -> str | None:
     """The first setting, if any, in which two stacks differ such that one cannot use the other's weights."""
-    free = _FREE | (set() if ours.relative_position_buckets else _RELATIVE)
+    stacks = (ours, getattr(ours, 'decoder', None))
+    free = _FREE | (set() if any(stack and stack.relative_position_buckets for stack in stacks) else _RELATIVE)
     names = (field.name for field in dataclasses.fields(ours) if field.name not in free)
     return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), None)
 
@@ -89,7 +90,9 @@ def _assert_same_tokenizer(config: PretrainingConfig, theirs: Tokenizer) -> None
     their_state = json.loads(theirs.to_str())
     for part in ('model', 'normalizer', 'pre_tokenizer'):  # vocabulary, case, words
         if their_state[part] not in [state[part] for state in states]:
+            is_ours = [theirs.token_to_id(token) for token in SPECIAL_TOKENS[:4]] == [0, 1, 2, 3]
+            remedy = "make shards with that model's tokenizer" if is_ours else '`maelm tokenizer` makes none like that'
             raise InputError(
                 f'init_from {config.init_from} was trained with another tokenizer than the shards in '
-                f"{config.data.remote} (its {part.replace('_', '-')} differs): make shards with that model's tokenizer"
+                f'{config.data.remote} (its {part.replace("_", "-")} differs): {remedy}'
             )

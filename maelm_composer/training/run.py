@@ -52,7 +52,13 @@ from maelm_composer.training.plan import Plan, count_training_flops
 from maelm_composer.training.ranks import RankWatch, count_patience, raise_on_all_ranks, start_rank
 from maelm_composer.training.resume import find_resume_point, load_data_only
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.run_record import assert_same_run, finish_record, identify, read_record
+from maelm_composer.training.run_record import (
+    assert_same_run,
+    assert_same_validation,
+    finish_record,
+    identify,
+    read_record,
+)
 
 
 def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
@@ -115,6 +121,7 @@ class _Run:
         with raise_on_all_ranks():
             if self.is_first:
                 assert_same_run(self.folder.uri, self.record, self.identity)
+                assert_same_validation(self.folder.uri, self.record, self.plan.eval_rows)
         self._prepare_model()
         start = self.start
         self.clock = TrainingClock(self.plan.tokens_per_batch, start.training_seconds, start.device_seconds)
@@ -267,6 +274,7 @@ class _Run:
             tokenizer_hash=self.manifest.tokenizer_hash,
             flops=count_training_flops(self.config),
             unigram_entropy=self.manifest.unigram_entropy,
+            eval_rows=self.plan.eval_rows,
             init_from=self.init_from,
         )
         self.folder.copy_inputs(self.config)

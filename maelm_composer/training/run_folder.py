@@ -223,8 +223,8 @@ class RunFolder:
             if self.is_remote and dist.get_local_rank() == 0:
                 url = join(self.uri, name)
                 for file in list_names(url, recursive=True):
-                    if not name.startswith(CHECKPOINT_PREFIX) or {'..', ''} & {*f'{name}/{file}'.split('/')}:
-                        raise InputError(f'{join(url, file)} leads out of the run folder: look at {self.uri}/{LATEST}')
+                    if {'..', ''} & {*file.split('/')}:
+                        raise InputError(f'{join(url, file)} leads out of the run folder: delete the object')
                     download(join(url, file), folder / file)
         return folder
 

@@ -69,9 +69,20 @@ def assert_same_run(folder: str, record: Pretraining | None, identity: dict[str,
         if old != new:
             longer = key == MAX_SAMPLES and bool(old and new and old < new)
             hint = f'to extend it once it is finished, set {EXTENDS}={[*found[EXTENDS], old]}; else ' * longer
+            if key == EXTENDS and new == [*found[EXTENDS], found[MAX_SAMPLES]]:
+                hint = f'finish it first, with {MAX_SAMPLES}={found[MAX_SAMPLES]} and {EXTENDS}={old}; else '
             raise InputError(
                 f'{folder} holds a run with {key} = {old}, not {new}: {hint}choose another run_name or save_folder'
             )
+
+
+def assert_same_validation(folder: str, record: Pretraining | None, eval_rows: int) -> None:
+    """Raise InputError if the run in ``folder`` was validated on other rows: its losses would jump."""
+    if record is not None and record.eval_rows not in (None, eval_rows):
+        raise InputError(
+            f'{folder} holds a run with validations of {record.eval_rows} rows, not {eval_rows}: give '
+            f'training.eval_rows={record.eval_rows}'
+        )
 
 
 def finish_record(

@@ -11,8 +11,9 @@ import pytest
 
 from maelm_composer import cli
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.predict import predict_file
+from maelm_composer.finetuning.predict import _format, predict_file
 from maelm_composer.finetuning.run import finetune
+from maelm_composer.tasks.catalogue import TASKS
 from tests.tiny import write_rows
 
 
@@ -62,6 +63,12 @@ def test_submissions_have_the_benchmarks_formats(train, tmp_path, monkeypatch):
     expected = {r['id']: r['prediction'] if r['null_score_difference'] <= differences[10] else '' for r in evaluated}
     assert answers == expected
     assert '' in answers.values()
+
+
+def test_scores_of_a_submission_stay_on_the_scale_of_stsb():
+    scores = [{'prediction': value} for value in (-0.15, 2.5, 5.2)]
+    assert _format(TASKS['stsb'], scores, '.tsv', 0.0).splitlines()[1:] == ['0\t0.0', '1\t2.5', '2\t5.0']
+    assert json.loads(_format(TASKS['stsb'], scores, '.jsonl', 0.0).splitlines()[2]) == {'prediction': 5.2}
 
 
 def test_csv_and_jsonl_hold_the_same_rows(train, tmp_path):

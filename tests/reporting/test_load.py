@@ -55,6 +55,17 @@ def test_models_that_were_trained_differently_are_not_compared(full, key):
         build(full)
 
 
+def test_models_that_were_validated_on_other_rows_are_not_compared(full):
+    paths = sorted((full.records / 'pretraining').glob('*-s17.json'))
+    for path, rows in zip(paths, (2048, None, 4096), strict=False):  # the second's rows are not recorded
+        if rows is not None:
+            path.write_text(json.dumps(json.loads(path.read_text()) | {'eval_rows': rows}))
+    with pytest.raises(InputError, match='are compared, but differ in eval_rows: '):
+        build(full)
+    paths[2].write_text(json.dumps(json.loads(paths[2].read_text()) | {'eval_rows': 2048}))
+    build(full)
+
+
 def test_whether_ranks_were_measured_makes_no_other_protocol(full):
     changed = json.loads(next((full.records / 'finetuning').glob('rte-medium-roberta-*')).read_text())['protocol']
     change(full, 'finetuning', 'rte-medium-roberta-*', protocol=changed | {'measures_rank': True})

@@ -250,7 +250,7 @@ def test_a_run_whose_worker_dies_too_often_is_named_and_made_by_the_next_call(un
     result = sweep(recipe(*overrides))
     assert not killer.is_alive()
     (failure,) = result.failures
-    assert failure.error.startswith('its worker was lost 1 times')
+    assert failure.error.startswith('its worker was lost on every try')
     assert count_finished('lost') >= 5 - 2  # the best point may have been lost, and so be another's
     assert sweep(recipe(*overrides)).failures == []
     wanted = {key: value for key, value in outcomes('undisturbed').items() if key.startswith('cola')}
@@ -315,10 +315,6 @@ def test_runs_share_a_gpu_that_ray_hands_out(start):
     for record in records:
         seconds = record['training_seconds'] + record['evaluation_seconds']
         assert record['device_hours'] == pytest.approx(0.5 * seconds / 3600)
-
-    driver = start('save_folder=never', *one_point, 'sweep.gpus_per_run=2', before=WITH_ONE_GPU)
-    out, _ = driver.communicate(timeout=300)
-    assert 'sweep.gpus_per_run 2: no machine of Ray has as much (2 CPU, 1 GPU)' in out.replace('\n', ' ')
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from maelm_composer.sweep.search import (
     list_tasks,
     plan_grid,
     plan_repeats,
+    refuse_searched,
     select_point,
 )
 from maelm_composer.tasks.catalogue import GLUE, find_task
@@ -105,16 +106,34 @@ def test_what_cannot_be_planned_is_said():
         list_tasks(config)
 
 
+@pytest.mark.parametrize(
+    'pair, message',
+    [
+        ('seed=7', r'seed: a sweep has its own, sweep\.seeds=\[1, 2\]: set these'),
+        ('learning_rate=1e-3', r'learning_rate: the sweep over rte tries sweep\.search\.glue_small\.learning_rate=\['),
+    ],
+)
+def test_a_setting_that_the_sweep_would_ignore_is_refused(pair, message):
+    with pytest.raises(InputError, match=message):
+        refuse_searched(make_config(seeds=[1, 2]), ['max_seq_len=64', pair])
+
+
+def test_a_setting_that_is_not_searched_is_the_recipes_own():
+    config = make_config()
+    config.sweep.search['glue_small'].max_epochs = []
+    refuse_searched(config, ['max_epochs=3', 'sweep.seeds=[7]', 'task=rte'])
+
+
 def test_a_run_needs_a_machine_that_holds_it_alone(monkeypatch):
     config = make_config()
     config.sweep.cpus_per_run = 2
     machines = [{'CPU': 5, 'GPU': 1}, {'CPU': 4, 'GPU': 4}, {'CPU': 3}]
     monkeypatch.setattr(ray, 'nodes', lambda: [{'Alive': True, 'Resources': there} for there in machines])
     assert _count_slots(config, 0) == 2 + 2 + 1
-    assert _count_slots(config, 2) == 2
-    del machines[1]
-    with pytest.raises(InputError, match=r'cpus_per_run 2 and .*gpus_per_run 2: no machine .*5 CPU, 1 GPU; 3 CPU, 0 G'):
-        _count_slots(config, 2)
+    assert _count_slots(config, 1) == 1 + 2
+    del machines[:2]
+    with pytest.raises(InputError, match=r'cpus_per_run 2 and .*gpus_per_run 0\.5: no machine .*\(3 CPU, 0 GPU\)'):
+        _count_slots(config, 0.5)
 
 
 def test_the_best_point_is_repeated_on_the_other_seeds():

@@ -122,21 +122,70 @@ def test_a_folder_of_the_datasets_library():
     hub = declare(files={}, dataset='./folder', splits={'train': 'train', 'dev': 'test'})
     files = declare(files={'train': 'folder/train.csv', 'dev': 'folder/test.csv'})
     assert load(hub) == load(files)
-    with pytest.raises(InputError, match=r'^dataset \./folder cannot be fetched.*tasks\.reviews\.files$'):
+    with pytest.raises(InputError, match=r'^dataset \./folder, nothing, cannot be loaded: Unknown split'):
         load(dataclasses.replace(hub, splits={'train': 'train', 'dev': 'nothing'}))
 
 
-def test_a_data_set_that_numbers_its_classes_otherwise_is_refused():
+def write_class_labels(names):
+    """A file and a data set of two rows, whose labels are 0 and 1 with these names; a task for each."""
     Path('numbered').mkdir()
-    features = datasets.Features(
-        {'review': datasets.Value('string'), 'verdict': datasets.ClassLabel(2, ['good', 'bad'])}
-    )
-    rows = datasets.Dataset.from_dict({'review': ['calm', 'dull'], 'verdict': ['good', 'bad']}, features)
+    features = datasets.Features({'review': datasets.Value('string'), 'verdict': datasets.ClassLabel(2, names)})
+    rows = datasets.Dataset.from_dict({'review': ['calm', 'dull'], 'verdict': [0, 1]}, features)
     rows.to_parquet('numbered/train.parquet')
-    hub = declare(files={}, dataset='./numbered', splits={'train': 'train', 'dev': 'train'})
-    with pytest.raises(InputError, match='numbers its classes good, bad: give label_names of reviews in this order'):
-        load(hub)
-    assert [row.label for row in load(dataclasses.replace(hub, label_names=['good', 'bad'])).train] == [0, 1]
+    files = dict.fromkeys(('train', 'dev'), 'numbered/train.parquet')
+    splits = {'train': 'train', 'dev': 'train'}
+    return declare(files=files), declare(files={}, dataset='./numbered', splits=splits)
+
+
+@pytest.mark.parametrize('names', [['good', 'bad'], ['Good', 'Bad']])
+def test_classes_that_are_numbered_otherwise_are_refused(names):
+    for task in write_class_labels(names):
+        message = f'numbers its classes {", ".join(names)}: give label_names of reviews in this order'
+        with pytest.raises(InputError, match=message):
+            load(task)
+        assert [row.label for row in load(dataclasses.replace(task, label_names=['good', 'bad'])).train] == [0, 1]
+
+
+@pytest.mark.parametrize('ours', [['1', '0'], ['1', '2'], ['worst', 'best']])
+def test_labels_of_known_classes_are_positions_whatever_their_names(ours):
+    for task in write_class_labels(['1', '0'] if '0' in ours else ['1', '2']):
+        assert [row.label for row in load(dataclasses.replace(task, label_names=ours)).train] == [0, 1]
+
+
+def test_what_looks_like_a_date_or_nothing_is_a_name():
+    names = ['2020-01-01', 'NA']
+    for name in ('train.csv', 'dev.csv'):
+        write_csv(name, zip('ab', names, strict=True))
+    write_csv('one.csv', [('a', 'NA'), ('b', 'NA')])
+    assert [row.label for row in load(declare(label_names=names)).train] == [0, 1]
+    one = {'train': 'one.csv', 'dev': 'dev.csv'}
+    assert [row.label for row in load(declare(label_names=names, files=one)).train] == [1, 1]
+
+
+def test_columns_of_jsonl_that_are_not_read_may_hold_anything():
+    rows = [
+        {'review': text, 'verdict': label, 'user': user} for (text, label), user in zip(ROWS, (1, 'x', 2), strict=True)
+    ]
+    for name in ('train.jsonl', 'dev.jsonl'):
+        Path(name).write_text('\n'.join(map(json.dumps, rows)) + '\n\n')
+    task = declare(files={'train': 'train.jsonl', 'dev': 'dev.jsonl'})
+    assert [row.texts for row in load(task).train] == [(text,) for text, _ in ROWS]
+    answers = {'text': ['2021-05-03'], 'answer_start': [0]}
+    span = {'id': 1, 'question': 'When?', 'context': '2021-05-03', 'answers': answers}
+    Path('span.jsonl').write_text(json.dumps(span))
+    declared = declare(**ANSWERS | {'text_columns': ['question', 'context'], 'label_column': 'answers'})
+    found = load(dataclasses.replace(declared, files=dict.fromkeys(('train', 'dev'), 'span.jsonl'))).train
+    assert [(row.id, row.answers_text) for row in found] == [('1', ('2021-05-03',))]
+
+
+@pytest.mark.parametrize(
+    'line, message', [('[1]', 'line 2 is no object'), ('{"review"', 'Expecting'), ('\xff', 'utf-8')]
+)
+def test_a_damaged_line_of_jsonl_is_named(line, message):
+    first = json.dumps({'review': 'a', 'verdict': 'good'})
+    Path('train.jsonl').write_bytes(f'{first}\n{line}\n'.encode('latin-1'))
+    with pytest.raises(InputError, match=rf'train\.jsonl: not a readable \.jsonl file \(.*{message}'):
+        load(declare(files=dict.fromkeys(('train', 'dev'), 'train.jsonl')))
 
 
 def test_numbers_of_any_range():

@@ -170,7 +170,9 @@ def test_no_network_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path)  # where GLUE may lie
     monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
-    with pytest.raises(InputError, match=r'^dataset nyu-mll/glue cannot be fetched.*data\.source=files') as error:
+    with pytest.raises(
+        InputError, match=r'^dataset nyu-mll/glue, train, cannot be loaded.*data\.source=files'
+    ) as error:
         load_task_data(TASKS['rte'], TaskDataConfig(TaskSource.huggingface))
     assert '\n' not in str(error.value)
 

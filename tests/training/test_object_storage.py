@@ -50,10 +50,13 @@ def bucket(server, shards):
 def test_a_checkpoint_that_leads_out_of_the_run_folder_is_refused(bucket, recipe):
     remote = ('save_folder=s3://runs/checkpoints', 'training.max_samples=64', 'training.eval_interval_samples=64')
     pretrain(recipe(*remote))
-    for name in ('samples-1/../../outside', '../outside'):
-        bucket.put_object(Bucket='runs', Key='checkpoints/latest', Body=name.encode())
-        bucket.put_object(Bucket='runs', Key=f'checkpoints/{name}/progress.json', Body=b'{}')
-        with pytest.raises(InputError, match='leads out of the run folder: look at s3://runs/checkpoints/latest'):
+    newest = bucket.get_object(Bucket='runs', Key='checkpoints/latest')['Body'].read().decode()
+    bucket.put_object(Bucket='runs', Key=f'checkpoints/{newest}/../../outside.json', Body=b'{}')
+    with pytest.raises(InputError, match=r'\.\./outside\.json leads out of the run folder: delete the object'):
+        pretrain(recipe(*remote, 'training.max_samples=128', 'training.extends=[64]'))
+    for name in ('samples-1/../../outside', '../outside', '', '\xff'):  # whether or not there is such an object
+        bucket.put_object(Bucket='runs', Key='checkpoints/latest', Body=name.encode('latin-1'))
+        with pytest.raises(InputError, match='checkpoints/latest must hold the name of a checkpoint in s3://runs/chec'):
             pretrain(recipe(*remote))
 
 

@@ -318,6 +318,16 @@ def test_bf16_that_is_asked_for_and_slow_is_said(recipe, monkeypatch, capsys):
     assert 'bf16 takes 20.0 times as long as fp32 here: training.precision=fp32, or auto' in capsys.readouterr().out
 
 
+def test_a_stopped_run_is_finished_before_it_is_extended(recipe, signal_after):
+    signal_after(2)
+    with pytest.raises(SystemExit):
+        pretrain(recipe('training.max_samples=192'))
+    with pytest.raises(
+        InputError, match=r'finish it first, with training.max_samples=192 and training.extends=\[\]; else'
+    ):
+        pretrain(recipe('training.extends=[192]'))
+
+
 def test_a_finished_run_is_extended_only_on_purpose(recipe, capsys, assert_same_run):
     pretrain(recipe('training.max_samples=192'))
     with pytest.raises(InputError, match=r'max_samples = 192, not 384: to extend .*set training.extends=\[192\]; else'):
@@ -330,5 +340,7 @@ def test_a_finished_run_is_extended_only_on_purpose(recipe, capsys, assert_same_
     pretrain(recipe('training.extends=[192]', 'save_folder=whole', 'training.eval_interval_samples=192'))
     weights = [load_file(f'{folder}/latest/model.safetensors') for folder in ('runs/recipe', 'whole')]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
+    with pytest.raises(InputError, match=r'validations of 32 rows, not 16: give training.eval_rows=32'):
+        pretrain(recipe('training.extends=[192]', 'training.eval_rows=16'))
     with pytest.raises(InputError, match=r'training.extends \[400\]: must hold ascending numbers below'):
         recipe('training.extends=[400]')
