@@ -30,7 +30,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .PHONY: demo test test-ranks test-slow test-gpu bench docs lint clean
 
 $(VENV)/.ready: pyproject.toml $(LOCK)
-	case $(PYTHON) in $(abspath $(BIN))/*) ;; *) rm -f $(BIN)/python* ;; esac  # venv would keep another interpreter
+	case "$(PYTHON)" in "$(abspath $(BIN))"/*) ;; *) rm -f $(BIN)/python* ;; esac  # venv would keep another interpreter
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL)
 	touch $@

@@ -163,6 +163,8 @@ Checkpoint = Annotated[str, typer.Argument(help='A run folder, local or s3://, o
 def compare(first: Checkpoint, second: Checkpoint, recipe: Recipe) -> None:
     """Fine-tune two encoders by one recipe (yamls/finetune/) and print the differences of their scores."""
     files, values = split_arguments(recipe)
+    if given := [value for value in values if value.startswith('checkpoint=')]:
+        raise InputError(f'{given[0]}: the two encoders are compared; leave this out')
     configs = [load_config(FinetuningConfig, files, [*values, f'checkpoint={name}']) for name in (first, second)]
     warn_of_untested_torch()
     from maelm_composer.suite.compare import compare_and_print

@@ -68,11 +68,12 @@ class Race:
     target: float
     roberta: Arrival
     maelm: Arrival
+    hours: float  # RoBERTa's whole time
 
     @property
     def lead(self) -> float:
-        """Hours from RoBERTa's arrival to MAE-LM's; less than 0 if MAE-LM is earlier."""
-        return self.maelm.interpolated - self.roberta.interpolated
+        """Time from RoBERTa's arrival to MAE-LM's as a share of RoBERTa's whole; less than 0: MAE-LM is earlier."""
+        return (self.maelm.interpolated - self.roberta.interpolated) / self.hours
 
 
 # RoBERTa's checkpoints and MAE-LM's, of one pretraining seed.
@@ -121,7 +122,7 @@ def _compare(builder: RowBuilder, column: Column, curves: Mapping[Model, dict[in
     share = _fill(costed, pairs, shares)
     rows.append(builder.value(ARRIVAL, SHARE, 'share', share, builder.paper((MAE_LM.label,), SHARE)))
     races = {seed: race(pairs[seed]) for seed in whole}
-    leads = {seed: races[seed].lead / hours for seed, hours in whole.items()}
+    leads = {seed: each.lead for seed, each in races.items()}
     return [*rows, _judge(builder, _fill(costed, pairs, leads), list(races.values()))]
 
 
@@ -178,7 +179,8 @@ def race(pair: Pair) -> Race:
     """
     theirs, ours = pair
     target = min(theirs[-1].median, ours[-1].median)
-    return Race(target, find_arrival(theirs, target, Axis.hours), find_arrival(ours, target, Axis.hours))
+    roberta, maelm = (find_arrival(curve, target, Axis.hours) for curve in pair)
+    return Race(target, roberta, maelm, hours=theirs[-1].get_cost(Axis.hours))
 
 
 def explain_undecided(races: Sequence[Race], constant: float) -> str:

@@ -59,7 +59,6 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
             )
     for found in (evidence, *recipes.values()):
         _assert_comparable(found)
-    _assert_equal([rank for found in (evidence, *recipes.values()) for rank in found.ranks], RANKS, *RANK_OPTIONS)
     return evidence
 
 
@@ -112,8 +111,8 @@ def _assert_comparable(evidence: Evidence) -> None:
         protocol = {name: value for name, value in record.protocol.items() if name != 'measures_rank'}
         by_task[record.task].append(record.model_copy(update={'protocol': protocol}))
     for task, records in by_task.items():
-        _assert_equal(records, task, 'protocol', 'data_hash')
-    _assert_equal(evidence.ranks, RANKS, *RANK_OPTIONS)
+        assert_equal(records, task, 'protocol', 'data_hash')
+    assert_equal(evidence.ranks, RANKS, *RANK_OPTIONS)
     _assert_one_checkpoint(evidence)
 
 
@@ -129,7 +128,8 @@ def _assert_one_checkpoint(evidence: Evidence) -> None:
             raise InputError(f'{where} are of different weights: keep those of one')
 
 
-def _assert_equal(records: Sequence[FinetuningRecord | RankRecord], where: str, *names: str) -> None:
+def assert_equal(records: Sequence[FinetuningRecord | RankRecord], where: str, *names: str) -> None:
+    """Raise InputError if ``records`` differ in a field of ``names``; ``where`` names them."""
     for name in names:
         read = attrgetter(name)
         for record in records[1:]:

@@ -2,12 +2,14 @@
 
 Every folder in results/<scale>/recipes/ is one like results/<scale>/records. A run of MAE-LM there is compared with the
 RoBERTa of the same folder, or else of the ladder, whose recipe differs from its own in nothing but the decoder and the
-masks. The layers, and the settings in which it differs from the MAE-LM of its rung, name the comparison.
+masks; without such a RoBERTa the row says why. The layers, and the settings that the MAE-LM of the same rung does not
+have, name the comparison.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from maelm_composer.errors import InputError
@@ -16,6 +18,7 @@ from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, RUNGS_OF, Rung
 from maelm_composer.reporting.cells import VARIED, WHOLE_NUMBER, Cell, Term, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.ladder import FLOPS, LOSS, MASK_GAIN, RELATIVE
+from maelm_composer.reporting.load import RANK_OPTIONS, RANKS, assert_equal
 from maelm_composer.reporting.rows import GAP, MARGIN_RANK_SHARE, PERCENT, RANK, Claim, Row, RowBuilder
 from maelm_composer.reporting.tables import MASKS, OUTSIDE, REAL, WITH_MASKS
 
@@ -39,9 +42,17 @@ class Group:
         return self.settings.get(DECODER, '') is None
 
     @property
-    def shared(self) -> Settings:
-        """The settings that both models of a recipe have."""
-        return {key: value for key, value in self.settings.items() if not key.startswith(DECODER) and key not in VARIED}
+    def name(self) -> str:
+        """The name of one of the runs."""
+        return next(iter(self.runs.values()))[0].run_name
+
+    def find_differing(self, other: 'Group') -> list[str]:
+        """The settings that differ, of those that both models of a recipe share."""
+        here, there = (
+            {key: value for key, value in settings.items() if not key.startswith(DECODER) and key not in VARIED}
+            for settings in (self.settings, other.settings)
+        )
+        return sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
 
     def measure(self, read: Callable[[PretrainingRecord], float | None]) -> Cell:
         """A number of the pretraining records."""
@@ -65,12 +76,14 @@ class Group:
 class Comparison:
     """Both models of one recipe at one rung, and the labels of their settings."""
 
+    folder: str
     rung: Rung
     label: str
     label_of_roberta: str
     mae_lm: Group
-    roberta: Group
-    is_rungs: bool  # whether RoBERTa is the rung's own
+    roberta: Group | None
+    is_rungs: bool = False  # whether RoBERTa is the rung's own
+    missing: str = ''  # why there is no RoBERTa
 
 
 def build_recipes(builder: RowBuilder) -> list[Row]:
@@ -79,24 +92,36 @@ def build_recipes(builder: RowBuilder) -> list[Row]:
     The claims are one family for Holm's correction.
     """
     found = sorted(_find_comparisons(builder.evidence), key=lambda c: (c.label, c.rung.flops))
+    for one, other in pairwise(found):
+        if (one.label, one.rung) == (other.label, other.rung):
+            name = f'{one.label} at {one.rung.flops:.0e} FLOPs'
+            raise InputError(f'recipes/{one.folder} and recipes/{other.folder} both have {name}: keep one')
     rows, claims = dict[tuple[str, str, float], Row](), list[Claim]()
     for each in found:
-        gap, flops = f'{GAP}, {each.label}', each.rung.flops
-        made = _measure(builder, f'{MAE_LM.label}, {each.label}', each.mae_lm)
-        if not each.is_rungs:  # the ladder has its own
-            made += _measure(builder, f'{ROBERTA.label}, {each.label_of_roberta}', each.roberta)
-        losses = [group.measure(lambda run: run.eval_loss) for group in (each.mae_lm, each.roberta)]
-        made.append(builder.value(gap, LOSS, 'nats', subtract(*losses)))
-        *lower, lead = [
-            subtract_relative(each.mae_lm.rank(REAL, layer), each.roberta.rank(REAL, layer))
-            for layer in range(1, each.mae_lm.settings['model.num_hidden_layers'] + 1)
-        ]
-        for layer, cell in enumerate(lower, 1):
-            made.append(builder.value(gap, f'{RELATIVE}, layer {layer}', PERCENT, cell))
-        claims.append(Claim(gap, RELATIVE, lead, margin=100 * MARGIN_RANK_SHARE))
+        made, lead = _compare(builder, each)
+        flops = each.rung.flops
         rows |= {(row.row, row.column, flops): row.at(flops, 'FLOPs') for row in made}  # each RoBERTa once
+        claims.append(Claim(f'{GAP}, {each.label}', RELATIVE, lead, margin=100 * MARGIN_RANK_SHARE))
     judged = builder.claims(PERCENT, *claims)
     return [*rows.values(), *(row.at(c.rung.flops, 'FLOPs') for row, c in zip(judged, found, strict=True))]
+
+
+def _compare(builder: RowBuilder, each: Comparison) -> tuple[list[Row], Cell]:
+    """The numbers of both models and their differences, and the lead in rank of the last layer."""
+    gap, rows = f'{GAP}, {each.label}', _measure(builder, f'{MAE_LM.label}, {each.label}', each.mae_lm)
+    if each.roberta is None:
+        return rows, Cell(missing=each.missing)
+    if not each.is_rungs:  # the ladder has its own
+        rows += _measure(builder, f'{ROBERTA.label}, {each.label_of_roberta}', each.roberta)
+    losses = [group.measure(lambda run: run.eval_loss) for group in (each.mae_lm, each.roberta)]
+    rows.append(builder.value(gap, LOSS, 'nats', subtract(*losses)))
+    *lower, lead = [
+        subtract_relative(each.mae_lm.rank(REAL, layer), each.roberta.rank(REAL, layer))
+        for layer in range(1, each.mae_lm.settings[LAYERS[0]] + 1)
+    ]
+    for layer, cell in enumerate(lower, 1):
+        rows.append(builder.value(gap, f'{RELATIVE}, layer {layer}', PERCENT, cell))
+    return rows, lead
 
 
 def _measure(builder: RowBuilder, label: str, group: Group) -> list[Row]:
@@ -114,27 +139,38 @@ def _measure(builder: RowBuilder, label: str, group: Group) -> list[Row]:
 
 
 def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
-    """Every MAE-LM in a folder of recipes that has a RoBERTa.
+    """Every MAE-LM in a folder of recipes, with its RoBERTa or the reason why there is none.
 
     Raises:
-        InputError: it read as many rows as no MAE-LM of the ladder.
+        InputError: it read as many rows as no MAE-LM of the ladder, or the two models' ranks were measured differently.
     """
     rungs = {run.identity[ROWS]: rung for rung in RUNGS_OF[evidence.scale] for run in evidence.find_runs(rung.mae_lm)}
-    own = _group(evidence)
+    own = [group for group in _group(evidence) if group.is_roberta]
     for folder, recipe in evidence.recipes.items():
         groups = _group(recipe)
+        robertas = [*(group for group in groups if group.is_roberta), *own]
         for mae_lm in groups:
-            roberta = next((g for g in (*groups, *own) if g.is_roberta and g.shared == mae_lm.shared), None)
-            if mae_lm.is_roberta or roberta is None:
+            if mae_lm.is_roberta:
                 continue
             num_rows = mae_lm.settings[ROWS]
             if num_rows not in rungs:
-                name = next(iter(mae_lm.runs.values()))[0].run_name
-                raise InputError(f'recipes/{folder}: {name} has {ROWS}={num_rows}, as no MAE-LM of {evidence.scale}')
+                raise InputError(
+                    f'recipes/{folder}: {mae_lm.name} has {ROWS}={num_rows}, as no MAE-LM of {evidence.scale}'
+                )
             rung = rungs[num_rows]
             usual = {model: evidence.find_runs(model)[0].identity for model in (rung.mae_lm, rung.roberta)}
-            labels = _describe(mae_lm.settings, usual[rung.mae_lm]), _describe(roberta.settings, usual[rung.roberta])
-            yield Comparison(rung, *labels, mae_lm, roberta, is_rungs=roberta in own)
+            label = _describe(mae_lm.settings, usual[rung.mae_lm])
+            differing = [(mae_lm.find_differing(roberta), roberta) for roberta in robertas]
+            keys, roberta = min(differing, key=lambda pair: len(pair[0]), default=(['everything'], None))
+            if keys or roberta is None:
+                nearest = '' if roberta is None else f'; {roberta.name} differs in {", ".join(keys)}'
+                yield Comparison(
+                    folder, rung, label, '', mae_lm, None, missing=f'no RoBERTa of these settings{nearest}'
+                )
+                continue
+            assert_equal([rank for group in (mae_lm, roberta) for _, rank in group.runs.values()], RANKS, *RANK_OPTIONS)
+            theirs = _describe(roberta.settings, usual[rung.roberta])
+            yield Comparison(folder, rung, label, theirs, mae_lm, roberta, is_rungs=roberta in own)
 
 
 def _group(evidence: Evidence) -> list[Group]:
@@ -157,7 +193,6 @@ def _describe(settings: Settings, usual: Settings) -> str:
     """The layers, then the settings that differ from ``usual``: ``2 + 1 layers, learning rate 0.002``."""
     layers = [settings[key] for key in LAYERS if settings.get(key) is not None]
     different = [key for key in sorted(settings.keys() - UNNAMED) if settings[key] != usual.get(key)]
-    names = {key: NAMES.get(key, key.rpartition('.')[2].replace('_', ' ')) for key in different}
-    return ', '.join(
-        [f'{" + ".join(map(str, layers))} layers', *(f'{names[key]} {settings[key]}' for key in different)]
-    )
+    names = [NAMES.get(key, ('decoder ' if DECODER in key else '') + key.rpartition('.')[2]) for key in different]
+    values = (f'{name.replace("_", " ")} {settings[key]}' for name, key in zip(names, different, strict=True))
+    return ', '.join([f'{" + ".join(map(str, layers))} layers', *values])

@@ -48,7 +48,9 @@ def report(scale: str, results: Path) -> tuple[Path, Tables]:
     folder, evidence = results / scale, load_evidence(results / scale, scale)
     tables = write_tables(folder, evidence)
     drawn = {
-        name: partial(DRAWINGS[name], rows) for name, rows in tables.items() if name in DRAWINGS and _has_curve(rows)
+        name: partial(DRAWINGS[name], rows)
+        for name, rows in tables.items()
+        if name in DRAWINGS and (_has_curve(rows) if name != RECIPES.name else any(row.is_claim for row in rows))
     }
     if any(row.is_claim for rows in tables.values() for row in rows):
         drawn[CLAIMS] = partial(draw_claims, tables)

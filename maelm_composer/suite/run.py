@@ -24,7 +24,7 @@ from maelm_composer.cluster import connect_ray, ending_with_ray
 from maelm_composer.config import CorpusConfig, Precision
 from maelm_composer.console import format_duration
 from maelm_composer.data.corpora import describe_source
-from maelm_composer.data.manifest import MANIFEST
+from maelm_composer.data.manifest import MANIFEST, load_manifest
 from maelm_composer.data.shards import build_shards
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.data.tokenizer import build_tokenizer
@@ -38,13 +38,14 @@ from maelm_composer.records import (
     Finetuning,
     Parser,
     RankRecord,
+    load_folder,
     load_record,
     parse_finetuning,
     parse_pretraining,
     parse_rank,
     write_record,
 )
-from maelm_composer.reporting.artefacts import Artefact, Model
+from maelm_composer.reporting.artefacts import DEMO, Artefact, Model
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import print_tables, report, write_tables
 from maelm_composer.suite.cost import describe_device
@@ -115,12 +116,36 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = N
     """
     with lock_folder(suite.work, 'benchmark suite'):
         suite = settle_precision(suite)
-        for step in list_steps(suite, artefacts):
+        steps = list_steps(suite, artefacts)
+        _assert_one_name(suite, [step.model for step in steps if step.model is not None])
+        for step in steps:
             start = time.monotonic()
             make(suite, step)
             if note is not None:
                 note(step, time.monotonic() - start)
         write_tables(suite.records.parent, load_evidence(suite.records.parent, suite.scale))
+
+
+def _assert_one_name(suite: Suite, models: Sequence[Model]) -> None:
+    """Raise InputError if a run without a seed in its name is to be trained again under the name with its seed."""
+    for model in dict.fromkeys(models):
+        unnamed = replace(model, seed=None)
+        name, seed = unnamed.run_name(suite.scale), suite.load_pretraining(unnamed).seed
+        is_there = unnamed in models or (suite.records / 'pretraining' / f'{name}.json').exists()
+        if model.seed == seed and is_there:
+            raise InputError(
+                f'{model.run_name(suite.scale)} is the run {name} once more, which counts as this seed: leave {seed} '
+                'out of the pretraining seeds'
+            )
+
+
+def _assert_own_records(suite: Suite, text: str) -> None:
+    """Raise InputError if the results are of another text, whose records the report would refuse in the end."""
+    for record in load_folder(suite.records / 'pretraining', parse_pretraining):
+        if record.data_hash != text and suite.scale != DEMO:  # the demo makes all of its runs anew
+            raise InputError(
+                f'{suite.records} has runs on another text, such as {record.run_name}: give --results another folder'
+            )
 
 
 def settle_precision(suite: Suite) -> Suite:
@@ -139,6 +164,8 @@ def make(suite: Suite, step: Step) -> None:
             if not _are_shards_alone(corpus := suite.load_corpus()):
                 build = build_tokenizer if step.kind is Kind.tokenizer else build_shards
                 build(corpus)
+            if step.kind is Kind.shards:
+                _assert_own_records(suite, load_manifest(corpus.remote).content_hash)
         case Step(Kind.pretraining, Model() as model):
             _pretrain(suite, model)
         case Step(Kind.finetuning, Model() as model):
@@ -207,7 +234,7 @@ def collect_run(folder: Path, records: Path) -> None:
 
 
 def collect_finetunings(found: Sequence[Finetuning], records: Path, run_name: str, samples: int, task: str) -> None:
-    """Write the records of a search. Other records of this checkpoint and task, of another protocol, are removed."""
+    """Write the records of a search. Records of this checkpoint and task that are not of the search are removed."""
     for record in found:
         changes: dict[str, Any] = {'checkpoint': _hide_path(record.checkpoint)}
         if isinstance(record, FailedFinetuning):

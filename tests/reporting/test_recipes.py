@@ -78,9 +78,42 @@ def test_another_decoder_is_compared_with_the_roberta_of_the_ladder(ladder):
 
 
 @pytest.mark.parametrize('setting', ['optimizer.learning_rate', 'model.num_hidden_layers', 'data.shuffle_block_size'])
-def test_a_model_without_its_roberta_is_compared_with_none(ladder, setting):
+def test_a_model_without_its_roberta_says_what_the_nearest_lacks(ladder, setting):
     add(ladder, 'alone', MAE_LM | {setting: 7}, folder='alone')
-    assert find(ladder) == {}
+    rows = find(ladder)
+    (lead,) = (row for row in rows.values() if row.row.startswith('MAE-LM − RoBERTa'))
+    assert (lead.value, lead.x) == (None, 3e13)
+    assert lead.note == f'no RoBERTa of these settings; ladder-3e13-roberta-s17 differs in {setting}'
+    assert rows[lead.row.replace(' − RoBERTa', ''), 'rank_real'].value == 48
+
+
+def test_settings_of_the_decoder_are_not_those_of_the_encoder(ladder):
+    for name, key in (('narrow', 'model.decoder.hidden_size'), ('narrower', 'model.hidden_size')):
+        add(ladder, name, MAE_LM | {key: 32}, folder=name)
+        add(ladder, f'{name}-roberta', ROBERTA | ({key: 32} if name == 'narrower' else {}), folder=name)
+    labels = {row for row, column in find(ladder) if column == 'real_rank_excess'}
+    assert {label.partition('layers, ')[2] for label in labels} == {'decoder hidden size 32', 'hidden size 32'}
+
+
+@pytest.mark.parametrize('changed', [{'training.precision': 'bf16'}, {}])
+def test_two_comparisons_of_one_name_are_refused(ladder, changed):
+    for name, seeds in (('one', (17, 18)), ('two', (19,))):
+        settings = {'optimizer.learning_rate': 0.002} | (changed if name == 'two' else {})
+        add(ladder, f'{name}-roberta', ROBERTA | settings, seeds=seeds, folder=name)
+        add(ladder, name, MAE_LM | settings, seeds=seeds, folder=name)
+    message = r'recipes/one and recipes/two both have 2 \+ 2 layers, learning rate 0.002 at 3e\+13 FLOPs: keep one'
+    with pytest.raises(InputError, match=message):
+        find(ladder)
+
+
+def test_the_figure_is_drawn_where_there_is_a_claim(ladder):
+    for seed, name, model in ((17, 'one', MAE_LM), (18, 'one-roberta', ROBERTA)):
+        add(ladder, name, model | {'optimizer.learning_rate': 0.002}, seeds=(seed,), folder='one')
+    report('ladder', ladder.results)
+    assert not (ladder.results / 'ladder/recipes.svg').exists()
+    add(ladder, 'one-roberta', ROBERTA | {'optimizer.learning_rate': 0.002}, folder='one')
+    report('ladder', ladder.results)
+    assert (ladder.results / 'ladder/recipes.svg').exists()
 
 
 def test_the_claims_of_all_recipes_are_one_family(ladder):

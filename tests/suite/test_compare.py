@@ -37,7 +37,7 @@ def ray():
 
 @pytest.fixture
 def compare(checkpoint, task_folder, tmp_path, monkeypatch, capsys):
-    """``compare('seed=..')``: exit code, standard output and error of our tiny model against a Hugging Face one."""
+    """``compare('sweep.seeds=..')``: exit code and output of our tiny model against a Hugging Face one."""
     torch.manual_seed(0)
     stock = RobertaModel(RobertaConfig(vocab_size=V, max_position_embeddings=N + 2, type_vocab_size=1, **SIZES))
     stock.save_pretrained(tmp_path / 'stock')

@@ -21,10 +21,13 @@ from maelm_composer import precision
 from maelm_composer.config import Precision
 from maelm_composer.data.manifest import Manifest, save_manifest
 from maelm_composer.errors import InputError
+from maelm_composer.files import write_json
 from maelm_composer.precision import Speeds
-from maelm_composer.reporting.artefacts import MAE_LM
+from maelm_composer.records import CONTENT_HASH
+from maelm_composer.reporting.artefacts import MAE_LM, find_artefact
 from maelm_composer.suite import run
 from maelm_composer.suite.steps import Kind, Step, Suite, load_suite
+from tests.records import make_pretraining
 
 TINY = {
     'data': ['tokenizer.vocab_size=600', 'sources=[{kind: documentation, max_documents: 600}]'],
@@ -163,6 +166,37 @@ def test_shards_are_used_where_their_text_is_not(demo, tmp_path):
     for kind in (Kind.tokenizer, Kind.shards):
         run.make(alone, Step(kind))
     assert [path.name for path in (tmp_path / 'data').iterdir()] == ['manifest.json']
+
+
+def test_results_of_another_text_are_refused_before_anything_is_trained(demo, tmp_path):
+    elsewhere = [f'remote={tmp_path}/data', f'sources=[{{kind: files, paths: ["{tmp_path}/none/*.parquet"]}}]']
+    settings = dataclasses.replace(demo.settings, data=[*demo.settings.data, *elsewhere])
+    suite = dataclasses.replace(demo, scale='medium', settings=settings)
+    save_manifest(str(tmp_path / 'data'), Manifest(8192, 64, {}, {}, 7.0, 'tokenizer', 'content', 'recipe', []))
+    run.make(suite, Step(Kind.shards))
+    record = make_pretraining('medium', identity={'seed': 17, CONTENT_HASH: 'other'})
+    write_json(suite.records / 'pretraining/medium.json', record)
+    with pytest.raises(
+        InputError, match=r'records has runs on another text, such as medium: give --results another fol'
+    ):
+        run.make(suite, Step(Kind.shards))
+    run.make(dataclasses.replace(suite, scale='demo'), Step(Kind.shards))
+
+
+def test_a_seed_is_not_trained_twice_under_two_names(demo):
+    def seeds(own, of):
+        return dataclasses.replace(demo.settings, pretraining_seeds=own, pretraining_seeds_of=of)
+
+    figures = [find_artefact(name) for name in ('figure1', 'figure3')]
+    own_seed = demo.load_pretraining(MAE_LM).seed
+    twice = dataclasses.replace(demo, settings=seeds([own_seed, 18], {'figure3': []}))
+    with pytest.raises(
+        InputError, match=rf'demo-roberta-s{own_seed} is the run demo-roberta once more, .*: leave {own_seed}'
+    ):
+        run.run_suite(twice, figures)
+    write_json(demo.records / 'pretraining/demo-roberta.json', make_pretraining('demo-roberta'))
+    with pytest.raises(InputError, match=f'leave {own_seed} out of the pretraining seeds'):
+        run.run_suite(dataclasses.replace(demo, settings=seeds([own_seed, 18], {})), figures[:1])
 
 
 def test_every_model_of_a_suite_can_be_compiled(demo, monkeypatch):
