@@ -110,4 +110,11 @@ def test_encoders_that_cannot_be_compared_are_refused_before_any_run(compare, ch
         assert code == 2
         assert message in err
         assert err.count('\n') == 1
+    for pair, message in (
+        ('checkpoint=x', 'the two encoders are compared; leave this out'),
+        ('seed=7', 'sweep.seeds='),
+    ):
+        code, _, err = compare(pair)
+        assert (code, err.count('\n')) == (2, 1)
+        assert message in err
     assert not (tmp_path / 'out').exists()
