@@ -120,8 +120,13 @@ def test_a_setting_that_the_sweep_would_ignore_is_refused(pair, message):
 
 def test_a_setting_that_is_not_searched_is_the_recipes_own():
     config = make_config()
+    pairs = ['max_epochs=7', 'task=rte']
+    config.max_epochs, config.task = 7, 'rte'
+    with pytest.raises(InputError, match=r'max_epochs: the sweep over rte tries'):
+        refuse_searched(config, pairs)
     config.sweep.search['glue_small'].max_epochs = []
-    refuse_searched(config, ['max_epochs=3', 'sweep.seeds=[7]', 'task=rte'])
+    refuse_searched(config, pairs)
+    assert {point.max_epochs for point in list_points(config, find_task('rte'))} == {7}
 
 
 def test_a_run_needs_a_machine_that_holds_it_alone(monkeypatch):
