@@ -1,5 +1,6 @@
 """Reads the rows of a task from a .parquet, .csv or .jsonl file. Texts, ids and class names stay as written."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -42,8 +43,9 @@ def read_table(task: Task, path: Path) -> pyarrow.Table:
 def find_class_names(table: pyarrow.Table, column: str) -> list[str] | None:
     """The names of a ClassLabel of the datasets library, whose cells are numbers; None if ``column`` is none."""
     description = (table.schema.metadata or {}).get(b'huggingface', b'{}')
-    features = json.loads(description).get('info', {}).get('features') or {}
-    return (features.get(column) or {}).get('names') if isinstance(features, dict) else None
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # no JSON, or JSON of another shape
+        return json.loads(description)['info']['features'][column]['names']
+    return None
 
 
 def _list_columns(task: Task) -> list[str]:

@@ -152,6 +152,16 @@ def test_labels_of_known_classes_are_positions_whatever_their_names(ours):
         assert [row.label for row in load(dataclasses.replace(task, label_names=ours)).train] == [0, 1]
 
 
+@pytest.mark.parametrize('written', [b'not JSON', b'[]', b'{"info": null}', b'{"info": {"features": {"verdict": 1}}}'])
+def test_a_description_that_is_not_of_the_datasets_library_names_no_classes(written):
+    rows = pyarrow.table({'review': ['calm', 'dull'], 'verdict': [0, 1]}).replace_schema_metadata(
+        {'huggingface': written}
+    )
+    pyarrow.parquet.write_table(rows, 'rows.parquet')
+    task = declare(files=dict.fromkeys(('train', 'dev'), 'rows.parquet'))
+    assert [row.label for row in load(task).train] == [0, 1]
+
+
 def test_what_looks_like_a_date_or_nothing_is_a_name():
     names = ['2020-01-01', 'NA']
     for name in ('train.csv', 'dev.csv'):
