@@ -127,7 +127,7 @@ class RobustStreamingDataset(StreamingDataset):
     job takes over the position that a killed job left under its prefix; an epoch whose download thread fails ends
     early, as if it were complete; the threads of an abandoned epoch wait until the process ends; every row takes a file
     lock; the locks' files stay, and every further dataset looks at all of them; a second ``load_state_dict`` writes to
-    a segment that nobody reads.
+    a segment that nobody reads; a row that is read by its index comes from a file that nobody has compared with its hash.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -177,6 +177,12 @@ class RobustStreamingDataset(StreamingDataset):
             return
         if self._shard_states[shard_id] == _ShardState.LOCAL:
             self._present_shards.add(shard_id)
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        shard_id, _ = self.spanner[sample_id]
+        if shard_id not in self._present_shards:
+            self.prepare_shard(shard_id)
+        return super().get_item(sample_id, retry)
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         first = getattr(self, '_resume_shm', None)

@@ -161,6 +161,18 @@ def test_a_shard_cut_short_or_changed_in_the_cache_is_fetched_again(shards, end)
     assert {path: path.read_bytes() for path in list_unpacked()} == contents
 
 
+@pytest.mark.parametrize('end', [b'', b'\xff'])
+def test_a_damaged_shard_is_fetched_again_before_a_row_is_read_by_its_index(shards, end):
+    def read_all() -> list[list[int]]:
+        rows = open_rows(shards.remote)
+        return [rows[at]['input_ids'].tolist() for at in range(rows.num_samples)]
+
+    whole = read_all()
+    for path in list_unpacked():
+        path.write_bytes(path.read_bytes()[:-1] + end)
+    assert read_all() == whole
+
+
 def test_shared_memory_is_closed_with_its_dataset_and_no_other_is_kept_open(shards):
     def list_open() -> set[tuple[str, int]]:
         links = (Path('/proc/self/fd', name) for name in os.listdir('/proc/self/fd'))
