@@ -1,6 +1,7 @@
 """Files that a reader finds whole or not at all, and folders that one process at a time writes. Imports no torch."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from maelm_composer.errors import InputError
 CHECKSUM = 'checksum'  # key of the JSON files of this package: SHA-256 of their other fields
 LOCK = '.lock'
 SECONDS_TO_WAIT = 1  # for a lock before giving up, since :func:`is_locked` holds it for an instant
+WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # of a file system that has none
 
 
 def assert_local(path: str | Path, name: str) -> None:
@@ -143,6 +145,7 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
 
     Raises:
         InputError: another process, called ``owner`` in the message, holds the lock.
+        OSError: the file of the lock cannot be opened, as where another user, whose process may hold it, has made it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=SECONDS_TO_WAIT, fallback_to_soft=False)  # a soft lock outlives a kill
@@ -150,7 +153,9 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise InputError(f'another {owner} is at work in {folder}: wait, or choose another folder') from None
-    except OSError as error:  # the file system has no locks
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
         warnings.warn(f'{folder} cannot be locked ({error}): start no other process in it', stacklevel=3)
     try:
         yield

@@ -1,6 +1,8 @@
 """One process at a time in a folder."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from maelm_composer.errors import InputError
-from maelm_composer.files import lock_folder
+from maelm_composer.files import LOCK, lock_folder
 from maelm_composer.suite.run import run_suite
 from maelm_composer.suite.steps import load_suite
 
@@ -47,6 +49,24 @@ def test_a_second_process_is_refused_until_the_first_is_killed_though_its_worker
     held.wait()
     with lock_folder(tmp_path, 'run'):
         pass
+
+
+def test_a_lock_that_cannot_be_opened_is_an_error_since_another_user_may_hold_it(tmp_path):
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(IsADirectoryError, match=LOCK), lock_folder(tmp_path, 'run'):
+        pass
+
+
+def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, 'flock', refuse)
+    with (
+        pytest.warns(UserWarning, match='cannot be locked .*start no other process in it'),
+        lock_folder(tmp_path, 'run'),
+    ):
+        assert (tmp_path / LOCK).exists()
 
 
 @pytest.mark.usefixtures('held')

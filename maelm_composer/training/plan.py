@@ -49,9 +49,8 @@ class Plan:
 
     @property
     def eval_rows(self) -> int:
-        """Rows of a validation. Every rank reads equally many: a padded sampler would repeat some."""
-        rows = min(self.config.training.eval_rows, self.manifest.splits['validation'].rows)
-        return rows - rows % self.world_size
+        """Rows of a validation, whatever the number of ranks: Composer leaves out those that the sampler repeats."""
+        return min(self.config.training.eval_rows, self.manifest.splits['validation'].rows)
 
     def check(self) -> None:
         """Raise InputError if the recipe does not fit the shards or the number of ranks."""
@@ -68,12 +67,6 @@ class Plan:
             raise InputError(
                 f'{remote} holds {self.rows_per_epoch} training rows, fewer than one '
                 f'training.global_train_batch_size of {self.global_batch_size}'
-            )
-        if self.eval_rows == 0:
-            rows = self.manifest.splits['validation'].rows
-            raise InputError(
-                f'training.eval_rows {self.config.training.eval_rows}: {self.world_size} ranks need {self.world_size} '
-                f'rows or more, and {remote} holds {rows}'
             )
 
     def describe(self, device: str, precision: str, attention: dict[str, str]) -> dict[str, str]:
