@@ -127,7 +127,7 @@ class RobustStreamingDataset(StreamingDataset):
     job takes over the position that a killed job left under its prefix; an epoch whose download thread fails ends
     early, as if it were complete; the threads of an abandoned epoch wait until the process ends; every row takes a file
     lock; the locks' files stay, and every further dataset looks at all of them; a second ``load_state_dict`` writes to
-    a segment that nobody reads; a row that is read by its index comes from a file that nobody has compared with its hash.
+    a segment that nobody reads; a row read by its index comes from a file that nobody has compared with its hash.
     """
 
     def __init__(self, **arguments: Any) -> None:

@@ -154,12 +154,12 @@ class RunFolder:
         while self.unsent:
             folder = self.local / UNSENT / self.unsent[0]
             with raise_on_all_ranks():
-                if dist.get_global_rank() == 0:
+                if dist.get_global_rank() == 0 and (self.local / METRICS).exists():  # a new machine has none yet
                     upload(self.local / METRICS, join(self.uri, METRICS))
                 if dist.get_local_rank() == 0:
                     files = list_names(str(folder), recursive=True)
-                    # With ddp, a node that shares no disk with the first has an empty folder.
-                    if not (files if dist.get_global_rank() == 0 else folder.is_dir()):
+                    # With ddp, a node that shares no disk with the one that wrote has an empty folder.
+                    if not folder.is_dir():
                         raise InputError(f'{folder} has vanished: something else deletes the files of this run')
                     url = join(self.uri, folder.name)
                     for file in files:
@@ -168,6 +168,8 @@ class RunFolder:
                         raise OutageError(f'{join(url, min(lost))}: was accepted, but is not there')
             with raise_on_all_ranks():
                 if dist.get_global_rank() == 0:
+                    if PROGRESS not in list_names(join(self.uri, folder.name)):
+                        raise InputError(f'{folder} has vanished: something else deletes the files of this run')
                     self.write(LATEST, folder.name)
             del self.unsent[0]
             if dist.get_local_rank() == 0:
@@ -178,11 +180,12 @@ class RunFolder:
 
         Raises:
             InputError: these checkpoints are of another address, the object store no longer has their run, or a node
-                that holds a part of them was not started.
+                that holds a part of them was not started or has lost it.
         """
         if not self.is_remote:
             return
-        parts: dict[str, list[str]] | None = None  # checkpoint -> its files on this node
+        parts: dict[str, set[str]] | None = None  # checkpoint -> its files on this node
+        needed: dict[str, set[str]] = {}  # checkpoint -> its files on all nodes, where this node knows
         with raise_on_all_ranks():
             if dist.get_local_rank() == 0:
                 waiting = {path.name for path in (self.local / UNSENT).glob(f'{CHECKPOINT_PREFIX}*')}
@@ -195,21 +198,24 @@ class RunFolder:
                         )
                     latest = read_latest(self.uri) or ''
                     waiting = {name for name in waiting if name > latest}
-                parts = {name: list_names(str(self.local / UNSENT / name), recursive=True) for name in waiting}
+                folders = {name: str(self.local / UNSENT / name) for name in waiting}
+                parts = {name: {*list_names(folder, recursive=True)} for name, folder in folders.items()}
+                needed = {name: _list_needed(folder) for name, folder in folders.items()}
         held = [of_node for of_node in dist.all_gather_object(parts) if of_node is not None]
-        self.unsent = sorted(set.intersection(*map(set, held)))  # each node holds its own part
+        self.unsent = sorted(set().union(*held))  # a node may hold a part, all or nothing of a checkpoint
+        known = dist.all_gather_object(needed)
         with raise_on_all_ranks():
             for name in self.unsent if dist.get_global_rank() == 0 else ():
-                self._assert_whole(name, {file for of_node in held for file in of_node[name]})
+                files, wanted = (set().union(*(each.get(name, ()) for each in all_)) for all_ in (held, known))
+                self._assert_whole(name, files, wanted)
+            for name in self.unsent if dist.get_local_rank() == 0 else ():
+                (self.local / UNSENT / name).mkdir(parents=True, exist_ok=True)
         self.send()
         if dist.get_local_rank() == 0:
             shutil.rmtree(self.local / UNSENT, ignore_errors=True)
 
-    def _assert_whole(self, name: str, files: set[str]) -> None:
-        """Raise InputError unless ``files`` and those in the object store are the whole checkpoint ``name``."""
-        place = self.local / UNSENT / name / PROGRESS
-        progress = read_file(str(place))
-        needed = {PROGRESS, *(parse_json(progress, str(place)).get('hashes', ()) if progress else ())}
+    def _assert_whole(self, name: str, files: set[str], needed: set[str]) -> None:
+        """Raise InputError unless ``files`` and those in the object store hold the ``needed`` ones of a checkpoint."""
         if not needed <= files and (missing := needed - files - {*list_names(join(self.uri, name), recursive=True)}):
             raise InputError(
                 f'{join(self.uri, name)} lacks {min(missing)}, which another machine holds: start the run on every '
@@ -233,3 +239,10 @@ class RunFolder:
         dist.barrier()
         if self.is_remote and dist.get_local_rank() == 0:
             shutil.rmtree(checkpoint, ignore_errors=True)  # several nodes may share the disk
+
+
+def _list_needed(checkpoint: str) -> set[str]:
+    """The files that all nodes' parts of a checkpoint have, as far as the part in the folder ``checkpoint`` says."""
+    place = join(checkpoint, PROGRESS)
+    progress = read_file(place)
+    return {PROGRESS, *(parse_json(progress, place).get('hashes', ()) if progress else ())}

@@ -1,8 +1,11 @@
 """Shards, checkpoints and resumption over HTTP, against a real S3 endpoint on loopback."""
 
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import boto3
 import pytest
 from streaming import StreamingDataLoader
 
+from maelm_composer.checkpoints.names import name_checkpoint
 from maelm_composer.config import DataConfig
 from maelm_composer.data import dataset, storage
 from maelm_composer.data.dataset import PretrainingRows
@@ -210,6 +214,51 @@ def test_what_an_outage_kept_here_is_uploaded_by_the_next_start(
     assert f'resuming from {int(kept[-1][8:])} samples' in said(capsys)
     assert list_names(bucket) >= {*kept, 'samples-000000000384'}
     assert_same_run('whole', fetch(bucket))
+
+
+RECOVER = """
+import os, sys
+from composer.devices import DeviceCPU
+from composer.utils import dist
+from maelm_composer.errors import InputError
+from maelm_composer.training.run_folder import RunFolder
+
+dist.initialize_dist(DeviceCPU(), timeout=240)
+for folder in sys.argv[1:]:
+    os.chdir(f'{folder}/node{dist.get_global_rank()}')
+    try:
+        RunFolder('s3://runs/checkpoints', 'recipe').recover()
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_checkpoints_that_wait_on_some_nodes_are_uploaded_or_refused_and_never_deleted(bucket, tmp_path):
+    bucket.put_object(Bucket='runs', Key='checkpoints/record.json', Body=b'{}')
+    nodes = (['progress.json', 'a'], [])  # what each holds of the first checkpoint: node 1 is a new machine
+    folders = {'first': nodes, 'second': nodes[::-1], 'whole': (nodes[0], ['b']), 'moved': ([], [*nodes[0], 'b'])}
+    for samples, (folder, held) in enumerate(folders.items()):
+        for node, files in enumerate(held):
+            place = tmp_path / folder / f'node{node}'
+            place.mkdir(parents=True)
+            waiting = place / 'runs/recipe/.unsent' / name_checkpoint(max(samples, 2))
+            for file in files:
+                waiting.mkdir(parents=True, exist_ok=True)
+                (waiting / file).write_text('{"hashes": {"a": "", "b": ""}}')
+                (waiting.parent / 'address').write_text('s3://runs/checkpoints')
+    command = [sys.executable, '-c', RECOVER, *(str(tmp_path / folder) for folder in folders)]
+    common = {'WORLD_SIZE': '2', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1'}
+    common['MASTER_PORT'] = str(find_free_port())
+    environments = [os.environ | common | {'RANK': node, 'NODE_RANK': node} for node in '01']
+    started = [subprocess.Popen(command, env=each, stdout=subprocess.PIPE, text=True) for each in environments]
+    for process in started:
+        out, _ = process.communicate(timeout=300)
+        assert re.findall(r'(samples-\d+) lacks (\w+), which another', out) == [(name_checkpoint(2), 'b')] * 2, out
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob('samples-*/*')}
+    assert {path.split('/')[0] for path in left} == {'first', 'second'}
+    sent = {f'checkpoints/{name_checkpoint(at)}/{file}' for at in (2, 3) for file in ('progress.json', 'a', 'b')}
+    assert {item['Key'] for item in bucket.list_objects_v2(Bucket='runs')['Contents']} >= sent
+    assert bucket.get_object(Bucket='runs', Key='checkpoints/latest')['Body'].read().decode() == name_checkpoint(3)
 
 
 def said(capsys) -> str:
