@@ -9,8 +9,10 @@ import contextlib
 import errno
 import gc
 import os
+import random
 import signal
 import tempfile
+import time
 import warnings
 import weakref
 from collections import defaultdict
@@ -22,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import streaming.base.dataset
 import streaming.base.shared.array
 import streaming.base.shared.prefix
+import torch.distributed
 import torch.utils.data.dataloader
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from streaming import StreamingDataset
 from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, RESUME
 from streaming.base.dataset import _ShardState
@@ -196,13 +199,23 @@ class RobustStreamingDataset(StreamingDataset):
 
 @contextlib.contextmanager
 def _one_job_at_a_time() -> Iterator[None]:
-    """Let one of the user's jobs on this machine choose its shared-memory prefix at a time. Called by every rank."""
+    """Let one of the user's jobs on these machines choose its shared-memory prefix at a time. Called by every rank."""
     gc.collect()  # so that the prefix of an earlier dataset of this process is free on every rank or on none
-    with contextlib.ExitStack() as held:
-        if get_local_rank() == 0:
-            held.enter_context(FileLock(Path(tempfile.gettempdir(), f'maelm-{os.getuid()}.lock')))
-        barrier()  # the other ranks wait until their machine's local rank 0 holds the lock
+    lock = FileLock(Path(tempfile.gettempdir(), f'maelm-{os.getuid()}.lock'), blocking=False)
+    try:
+        while True:
+            if get_local_rank() == 0:
+                with contextlib.suppress(Timeout):
+                    lock.acquire()
+            holds = get_local_rank() != 0 or lock.is_locked
+            if all(all_gather_object(holds) if torch.distributed.is_initialized() else [holds]):
+                break
+            # A job that waited for one machine while it held another could meet a job that does the reverse.
+            lock.release()
+            time.sleep(random.uniform(0.02, 0.2))
         yield
+    finally:
+        lock.release()
 
 
 def release_trainer(trainer: 'Trainer') -> None:

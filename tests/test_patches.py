@@ -8,12 +8,14 @@ import multiprocessing
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from composer.core import engine
+from filelock import FileLock, Timeout
 from streaming import StreamingDataset
 from streaming.base import dataset
 from streaming.base.format.base.reader import Reader
@@ -61,6 +63,28 @@ def test_shared_memory_that_is_full_is_one_line():
 )
 def test_the_fault_is_still_in_the_source(owner, sign):
     assert sign in inspect.getsource(owner)
+
+
+def test_a_job_that_waits_for_one_machine_does_not_hold_another(tmp_path, monkeypatch):
+    """Else two jobs that start on the same two machines could wait for each other."""
+
+    def is_free() -> bool:
+        (path,) = tmp_path.iterdir()
+        try:
+            with FileLock(path, blocking=False):
+                return True
+        except Timeout:
+            return False
+
+    were_free, other_node_holds = [], iter([False, False, True])
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
+    monkeypatch.setattr(patches, 'all_gather_object', lambda mine: [mine, next(other_node_holds)])
+    monkeypatch.setattr(patches.time, 'sleep', lambda seconds: were_free.append(is_free()))
+    with patches._one_job_at_a_time():
+        assert not is_free()
+    assert is_free()
+    assert were_free == [True, True]
 
 
 @pytest.mark.parametrize('there_is_room_for', range(4))
