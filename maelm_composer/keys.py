@@ -14,6 +14,7 @@ from maelm_composer.console import begin_table, open_console
 from maelm_composer.errors import InputError
 
 KINDS = {'corpus': CorpusConfig, 'pretraining': PretrainingConfig, 'finetuning': FinetuningConfig, 'suite': SuiteConfig}
+TEXT = 'text'  # the type of names and paths
 SIGNS = {'above': '> ', 'at_least': '≥ ', 'below': '< ', 'at_most': '≤ ', 'or_else': 'or '}
 FIELD = re.compile(r'^ {4}(\w+): [^#]*?(?:  # (.*))?$', re.MULTILINE)
 
@@ -92,7 +93,7 @@ def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:
     if type(None) in arguments:
         (inner,) = (argument for argument in arguments if argument is not type(None))
         return f'{_describe_type(inner, limits)}, or null'
-    name = {str: 'text', bool: 'true, false', int: 'integer', float: 'number'}[annotation]
+    name = {str: TEXT, bool: 'true, false', int: 'integer', float: 'number'}[annotation]
     if annotation in (int, float):
         limits = limits or {'above': 0}
         name += ' ' + ', '.join(f'{SIGNS[limit]}{value:,}' for limit, value in limits.items() if math.isfinite(value))

@@ -47,7 +47,9 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
     """
     merged: Any = OmegaConf.structured(root)
     for path in paths:
-        merged = _merge(root, merged, _read_yaml(path), where=path)
+        layer = _read_yaml(path)
+        _assert_names_are_text(root, layer, path)
+        merged = _merge(root, merged, layer, where=path)
     for override in overrides:
         if '=' not in override:
             raise InputError(f'{override!r} is neither a YAML file nor key=value')
@@ -141,6 +143,17 @@ def _expand_home(value: Any) -> Any:
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith('~/') else value
 
 
+def _assert_names_are_text(root: type, layer: Any, where: str) -> None:
+    """Raise InputError if ``layer`` gives a text key what YAML has read as a number, such as 15 for ``017``."""
+    from maelm_composer.keys import TEXT, walk_keys
+
+    plain = OmegaConf.to_container(layer)
+    for key in walk_keys(root):
+        value = _look_up(plain, key.name)
+        if key.values.startswith(TEXT) and isinstance(value, (bool, int, float)):
+            raise InputError(f'{where}: {key.name}: YAML reads this value as {value}, so put it in quotes')
+
+
 def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
     try:
         return OmegaConf.unsafe_merge(base, layer)
@@ -178,12 +191,17 @@ def _find_flat_section(root: type, layer: Any) -> str:
     sections = dict.fromkeys(name for names in parts for name in itertools.accumulate(names, '{}.{}'.format))
     plain = OmegaConf.to_container(layer)
     for name in sections:
-        value = plain
-        for part in name.split('.'):
-            value = value.get(part) if isinstance(value, dict) else None
+        value = _look_up(plain, name)
         if value is not None and not isinstance(value, dict):
             return name
     return ', '.join(map(str, layer))
+
+
+def _look_up(plain: Any, name: str) -> Any:
+    """The value at the dotted ``name`` in nested dicts; None if there is none."""
+    for part in name.split('.'):
+        plain = plain.get(part) if isinstance(plain, dict) else None
+    return plain
 
 
 def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | None:

@@ -49,6 +49,13 @@ def test_a_recipe_of_others_runs_no_code(tmp_path, monkeypatch):
     assert not Path('ran').exists()
 
 
+@pytest.mark.parametrize('line, value', [('run_name: 017', '15'), ('data: {remote: 1e15}', '1000000000000000.0')])
+def test_a_name_that_yaml_reads_as_a_number_is_refused(tmp_path, line, value):
+    (tmp_path / 'run.yaml').write_text(line)
+    with pytest.raises(InputError, match=rf'run\.yaml: \S+: YAML reads this value as {value}, so put it in quotes'):
+        load_config(PretrainingConfig, [str(YAMLS / 'demo.yaml'), str(tmp_path / 'run.yaml')])
+
+
 @pytest.mark.parametrize('name', RECIPES)
 def test_recipe_loads_and_its_batches_are_whole(name: str) -> None:
     config = load(name)

@@ -87,8 +87,8 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
         raise InputError(f'{join(uri, WEIGHTS)} is missing: restore the file, or choose another checkpoint')
     if WEIGHTS in names and HUGGING_FACE_CONFIG not in names:
         return EncoderFolder(uri, os.path.dirname(uri) or '.')
-    parent, _, name = uri.rpartition('/')
-    run = parent if name == LATEST and (is_remote or Path(uri).is_file()) else uri
+    parent, name = os.path.split(uri)
+    run = (parent or '.') if name == LATEST and (is_remote or Path(uri).is_file()) else uri
     if RECIPE in names or run != uri:
         newest = read_latest(run)
         if newest is None:
@@ -137,11 +137,15 @@ def list_checkpoints(run: str) -> list[EncoderFolder]:
 def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
     """The model section of a run's recipe, or of a fine-tuned model's description."""
     if checkpoint.run is None:
-        plain: dict[str, Any] = checkpoint.read_description()['config'] | {'decoder': None}
-        for field in dataclasses.fields(ModelConfig):
-            if isinstance(field.default, Enum):
-                plain[field.name] = type(field.default)[plain[field.name]]
-        return ModelConfig(**plain)
+        try:
+            plain: dict[str, Any] = checkpoint.read_description()['config'] | {'decoder': None}
+            for field in dataclasses.fields(ModelConfig):
+                if isinstance(field.default, Enum):
+                    plain[field.name] = type(field.default)[plain[field.name]]
+            return ModelConfig(**plain)
+        except (KeyError, TypeError) as error:
+            where = join(checkpoint.uri, FINETUNED)
+            raise InputError(f'{where} describes no model of this version ({error}): fine-tune it again') from None
     return read_recipe(checkpoint).model
 
 

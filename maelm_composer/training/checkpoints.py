@@ -103,7 +103,7 @@ class CheckpointSaver(Callback):
         return ''
 
     def _send(self, state: State, now: bool = False) -> None:
-        """Upload the checkpoints that wait, if another try is due or ``now``; training goes on during an outage.
+        """Upload the checkpoints that wait, if another try is due or ``now``, since the run is to stop.
 
         Raises:
             InputError: the outage has lasted for ``training.max_outage_minutes``.
@@ -123,9 +123,11 @@ class CheckpointSaver(Callback):
                     f'{error}; no answer for {self.patience:g} minutes (training.max_outage_minutes): saved at '
                     f'{samples:,} samples in {folder.local}; the same command resumes the run'
                 ) from None
-            if is_first:
+            if is_first and not now:
+                is_over = state.timestamp.sample.value >= state.max_duration.value  # type: ignore[union-attr]
+                goes_on = 'is over' if is_over else 'goes on'
                 self.say(
-                    f'{error}: training goes on, the upload is tried again for {self.patience:g} minutes '
+                    f'{error}: training {goes_on}, the upload is tried again for {self.patience:g} minutes '
                     f'(training.max_outage_minutes)'
                 )
         else:

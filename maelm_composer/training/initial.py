@@ -28,6 +28,7 @@ def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) 
     """Replace weights of ``model`` by those of ``config.init_from``.
 
     The encoder is always replaced; the decoder if its settings are equal but for dropout; the head if its shapes are.
+    Of an exported folder, whose encoder may be of another class, only the encoder is used.
 
     Returns:
         The identity of ``init_from``, and a line about the parts that were taken and those that keep their values.

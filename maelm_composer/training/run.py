@@ -18,6 +18,7 @@ from rich.table import Table
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.manifest import assert_own_tokenizer, load_id_counts, load_manifest
+from maelm_composer.data.storage import OutageError
 from maelm_composer.device import (
     LESS_MEMORY,
     explain_shortage,
@@ -178,7 +179,10 @@ class _Run:
                 raise InputError(f'{self.folder.uri}/{METRICS}: holds no validation, so the record cannot be finished')
             clock, evaluation = self.clock, self.log.last_eval
             record = finish_record(record, self.plan, clock.seconds, clock.device_seconds, evaluation)
-            self.folder.write_record(record)
+            try:
+                self.folder.write_record(record)
+            except OutageError as error:
+                raise InputError(f'{error}; all is trained and saved, the same command writes the record') from None
         if self.is_complete:
             self.print(f'{record.run_name} is complete: {record.samples:,} samples, in {self.config.save_folder}')
         else:

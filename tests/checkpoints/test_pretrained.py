@@ -75,13 +75,15 @@ def test_a_link_to_a_run_elsewhere(run, tmp_path):
         assert_close(load_pretrained(str(tmp_path / path)).encoder(*TOKENS), expected_states(), rtol=0, atol=0)
 
 
-def test_a_run_copied_from_an_object_store_or_without_its_links(run):
+def test_a_run_copied_from_an_object_store_or_without_its_links(run, monkeypatch):
     (run / 'latest').unlink()
     (run / 'latest').write_text(CHECKPOINT)
     for path in (run, run / 'latest'):
         assert load_pretrained(str(path)).identity.uri == str(run / CHECKPOINT)
-    (run / 'latest').unlink()  # by a tool that skips links
+    monkeypatch.chdir(run)
     (run / 'samples-000000000999').mkdir()  # as a kill leaves it
+    assert load_pretrained('latest').identity.uri == f'./{CHECKPOINT}'
+    (run / 'latest').unlink()  # by a tool that skips links
     assert load_pretrained(str(run)).identity.uri == str(run / CHECKPOINT)
     shutil.copytree(run / CHECKPOINT, run / 'latest')  # by one that follows them
     with pytest.raises(InputError, match='run/latest is a folder: replace it by a file that holds the name'):
@@ -154,6 +156,10 @@ def test_a_fine_tuned_model_gives_its_encoder(run, tmp_path):
     assert pretrained.identity.run_name == 'tiny'
     assert pretrained.identity.hash != origin.hash
     assert pretrained.config.relative_position_function is MODEL.relative_position_function
+    for broken in ({}, {'config': None}, {'config': description['config'] | {'relative_position_function': 'new'}}):
+        (folder / 'finetuned.json').write_text(json.dumps(broken))
+        with pytest.raises(InputError, match=r'finetuned\.json describes no model of this version .*: fine-tune it'):
+            load_pretrained(str(folder))
 
 
 class TestBadCheckpoints:
