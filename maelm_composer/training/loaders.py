@@ -27,6 +27,7 @@ def build_evaluator(plan: Plan, collator: MaskingCollator) -> Evaluator:
     """Evaluate the first ``eval_rows`` validation rows, each once, with the same masks every time."""
     training = plan.config.training
     dataset, settings = _open_rows(plan, 'validation', plan.microbatch_size), _loader_settings(plan, collator)
+    # Rows are read by their index, so the batch size of the dataset has no effect.
     subset = Subset(dataset, range(plan.eval_rows))
     sampler = dist.get_sampler(subset, shuffle=False)
     loader = DataLoader(subset, batch_size=plan.microbatch_size, sampler=sampler, **settings)

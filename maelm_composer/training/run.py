@@ -17,6 +17,7 @@ from rich.table import Table
 
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
+from maelm_composer.data.dataset import cache_folder
 from maelm_composer.data.manifest import assert_own_tokenizer, load_id_counts, load_manifest
 from maelm_composer.data.storage import OutageError
 from maelm_composer.device import (
@@ -28,7 +29,7 @@ from maelm_composer.device import (
     raise_file_limit,
 )
 from maelm_composer.errors import InputError
-from maelm_composer.files import lock_folder
+from maelm_composer.files import assert_writable, lock_folder
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model
@@ -106,13 +107,15 @@ class _Run:
             self.collator = build_collator(config)
             self.plan = Plan(config, dist.get_world_size(), self.manifest)
             self.plan.check()
+            if not (cache := cache_folder(config.data, self.manifest)).exists():
+                assert_writable(cache)  # now, since once loaders are made the other nodes would wait for this one
             if self.is_first:
                 assert_own_tokenizer(config.data.remote, self.manifest)
                 locks.enter_context(lock_folder(self.folder.local, 'run'))
                 self.folder.assert_writable()
                 self.record = read_record(self.folder.uri)
-                begun = self.record.training_precision if self.record else None
-                choice = choose(config.training.precision, 'training.precision', begun)
+                begun_in = self.record.training_precision if self.record else None
+                choice = choose(config.training.precision, 'training.precision', begun_in)
         self.folder.assert_shared()
         self.precision = dist.all_gather_object(choice)[0]  # the first rank's: machines may measure different speeds
         training = dataclasses.replace(config.training, precision=self.precision.precision)
@@ -207,14 +210,14 @@ class _Run:
                     f'{self.folder.uri} holds the record of a finished run, but no checkpoint: restore `latest` and '
                     f'the newest checkpoint, or remove {RECORD} to train again'
                 )
-        self.init_from = begun = self.record.init_from if self.record else None
+        self.init_from = begun_from = self.record.init_from if self.record else None
         self.taken = ''
         if config.init_from is not None and self.start.state is None:
             with raise_on_all_ranks():
                 self.init_from, self.taken = load_initial_weights(self.model, config)
-                if begun is not None and begun.hash != self.init_from.hash:
+                if begun_from is not None and begun_from.hash != self.init_from.hash:
                     raise InputError(
-                        f'{self.folder.uri} holds a run that began from {describe_start(begun)}; init_from is now '
+                        f'{self.folder.uri} holds a run that began from {describe_start(begun_from)}; init_from is now '
                         f'{describe_start(self.init_from)}: choose another run_name or save_folder'
                     )
 
@@ -266,14 +269,14 @@ class _Run:
         )
 
     def _begin_record(self) -> UnfinishedPretraining:
-        begun = None if self.record is None else self.record.precision  # a resumed run keeps its first reason
+        first_reason = None if self.record is None else self.record.precision  # which a resumed run keeps
         record = UnfinishedPretraining(
             run_name=self.config.run_name,
             provenance=collect_provenance(self.config),
             identity=self.identity,
             world_size=dist.get_world_size(),
             device=name_device(),
-            precision=begun or str(self.precision),
+            precision=first_reason or str(self.precision),
             attention=self.attention,
             tokenizer_hash=self.manifest.tokenizer_hash,
             flops=count_training_flops(self.config),
