@@ -55,8 +55,8 @@ def load_manifest(remote: str) -> Manifest:
         raise InputError(f'no shards at {remote}: run `maelm shards RECIPE.yaml` first (yamls/data/)')
     fields = parse_json(content, where)
     try:
-        splits = {name: SplitStatistics(**fields['splits'][name]) for name in ('train', 'validation')}
-        return Manifest(**fields | {'splits': splits})
+        splits = {name: SplitStatistics(**split) for name, split in fields.pop('splits').items()}
+        return Manifest(splits=splits, **fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f'{where} is not a manifest of this version ({error}): {REMAKE}') from None
 

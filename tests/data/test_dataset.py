@@ -342,9 +342,6 @@ def test_a_given_cache_is_used_and_other_content_has_another(shards, tmp_path):
 def test_no_shards_and_another_manifest_are_said(shards, tmp_path):
     with pytest.raises(InputError, match=r'no shards at .*: run `maelm shards'):
         load_manifest(str(tmp_path / 'nowhere'))
-    path = Path(shards.remote, 'manifest.json')
-    ours = parse_json(path.read_bytes(), '')
-    for content in ({'vocab_size': 3}, ours | {'splits': {'train': ours['splits']['train']}}):
-        write_json(path, content)
-        with pytest.raises(InputError, match='not a manifest'):
-            load_manifest(shards.remote)
+    Path(shards.remote, 'manifest.json').write_text('{"vocab_size": 3}')
+    with pytest.raises(InputError, match='not a manifest'):
+        load_manifest(shards.remote)
