@@ -144,8 +144,8 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
     outlive a killed process by some seconds.
 
     Raises:
-        InputError: another process, called ``owner`` in the message, holds the lock.
-        OSError: the file of the lock cannot be opened, as where another user, whose process may hold it, has made it.
+        InputError: another process, called ``owner`` in the message, holds the lock, or another user's may.
+        OSError: the file of the lock cannot be opened.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=SECONDS_TO_WAIT, fallback_to_soft=False)  # a soft lock outlives a kill
@@ -153,6 +153,10 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise InputError(f'another {owner} is at work in {folder}: wait, or choose another folder') from None
+    except PermissionError:
+        raise InputError(
+            f'{folder / LOCK} is of another user, whose {owner} may be at work: make sure, then delete the file'
+        ) from None
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise

@@ -57,6 +57,15 @@ def test_a_lock_that_cannot_be_opened_is_an_error_since_another_user_may_hold_it
         pass
 
 
+def test_a_lock_of_another_user_is_named(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, 'open', refuse)  # as root, who runs some of these tests, may open any file
+    with pytest.raises(InputError, match=r'/\.lock is of another user, whose run may'), lock_folder(tmp_path, 'run'):
+        pass
+
+
 def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -21,7 +21,7 @@ from maelm_composer.patches import RobustStreamingDataset
 
 
 class VerifiedStream(Stream):
-    """The shards under ``source``, unpacked into ``local``; a process of each job compares each shard with its hash.
+    """The shards under ``source``, unpacked into ``local``, each compared with its hash by a process of the machine.
 
     Streaming's own class writes every download to the same temporary file, even from several jobs that share a cache,
     and refuses a cache that a killed job seems to hold ('Reused local directory'). This class moves every unpacked

@@ -3,6 +3,8 @@
 import contextlib
 import shutil
 import uuid
+from collections import ChainMap
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 from composer.utils import dist
@@ -23,7 +25,7 @@ from maelm_composer.data.storage import (
     write_file,
 )
 from maelm_composer.errors import InputError
-from maelm_composer.files import format_json, parse_json, write_text
+from maelm_composer.files import format_json, hash_file, parse_json, write_text
 from maelm_composer.recipe import to_yaml
 from maelm_composer.records import Pretraining, format_record
 from maelm_composer.training.ranks import raise_on_all_ranks
@@ -168,8 +170,9 @@ class RunFolder:
                         raise OutageError(f'{join(url, min(lost))}: was accepted, but is not there')
             with raise_on_all_ranks():
                 if dist.get_global_rank() == 0:
-                    if PROGRESS not in list_names(join(self.uri, folder.name)):
-                        raise InputError(f'{folder} has vanished: something else deletes the files of this run')
+                    if missing := self._find_missing(folder.name):
+                        where = join(self.uri, folder.name, min(missing))
+                        raise InputError(f'{where} is missing: something else deletes the files of this run')
                     self.write(LATEST, folder.name)
             del self.unsent[0]
             if dist.get_local_rank() == 0:
@@ -184,8 +187,8 @@ class RunFolder:
         """
         if not self.is_remote:
             return
-        parts: dict[str, set[str]] | None = None  # checkpoint -> its files on this node
-        needed: dict[str, set[str]] = {}  # checkpoint -> its files on all nodes, where this node knows
+        parts: dict[str, dict[str, str]] = {}  # checkpoint -> the files of this node's part, with their hashes
+        hashes: dict[str, dict[str, str]] = {}  # checkpoint -> all of its files, if this node holds their list
         with raise_on_all_ranks():
             if dist.get_local_rank() == 0:
                 waiting = {path.name for path in (self.local / UNSENT).glob(f'{CHECKPOINT_PREFIX}*')}
@@ -198,29 +201,38 @@ class RunFolder:
                         )
                     latest = read_latest(self.uri) or ''
                     waiting = {name for name in waiting if name > latest}
-                folders = {name: str(self.local / UNSENT / name) for name in waiting}
-                parts = {name: {*list_names(folder, recursive=True)} for name, folder in folders.items()}
-                needed = {name: _list_needed(folder) for name, folder in folders.items()}
-        held = [of_node for of_node in dist.all_gather_object(parts) if of_node is not None]
+                for name in waiting:
+                    place = self.local / UNSENT / name
+                    parts[name] = {file: hash_file(place / file) for file in list_names(str(place), recursive=True)}
+                    hashes[name] = _read_hashes(str(place))
+        held, lists = dist.all_gather_object(parts), dist.all_gather_object(hashes)
         self.unsent = sorted(set().union(*held))  # a node may hold a part, all or nothing of a checkpoint
-        known = dist.all_gather_object(needed)
         with raise_on_all_ranks():
             for name in self.unsent if dist.get_global_rank() == 0 else ():
-                files, wanted = (set().union(*(each.get(name, ()) for each in all_)) for all_ in (held, known))
-                self._assert_whole(name, files, wanted)
+                files = {item for of_node in held for item in of_node.get(name, {}).items()}
+                self._assert_whole(name, files, dict(ChainMap(*(of_node.get(name, {}) for of_node in lists))))
             for name in self.unsent if dist.get_local_rank() == 0 else ():
-                (self.local / UNSENT / name).mkdir(parents=True, exist_ok=True)
+                write_text(self.local / UNSENT / ADDRESS, self.uri)
+                (self.local / UNSENT / name).mkdir(exist_ok=True)
         self.send()
         if dist.get_local_rank() == 0:
             shutil.rmtree(self.local / UNSENT, ignore_errors=True)
 
-    def _assert_whole(self, name: str, files: set[str], needed: set[str]) -> None:
-        """Raise InputError unless ``files`` and those in the object store hold the ``needed`` ones of a checkpoint."""
-        if not needed <= files and (missing := needed - files - {*list_names(join(self.uri, name), recursive=True)}):
+    def _assert_whole(self, name: str, files: set[tuple[str, str]], hashes: dict[str, str]) -> None:
+        """Raise InputError unless ``files`` and the object store hold the whole checkpoint, and no file of another."""
+        otherwise = f'delete {self.local / UNSENT} on every machine to resume from the checkpoint before'
+        if missing := self._find_missing(name, {file for file, _ in files}, hashes):
             raise InputError(
                 f'{join(self.uri, name)} lacks {min(missing)}, which another machine holds: start the run on every '
-                f'machine that trained it, or delete {self.local / UNSENT} to resume from the checkpoint before'
+                f'machine that trained it, or {otherwise}'
             )
+        if others := {file for file, digest in files if hashes.get(file, digest) != digest}:
+            raise InputError(f'{min(others)} in a {UNSENT}/{name} is not of this checkpoint, or damaged: {otherwise}')
+
+    def _find_missing(self, name: str, held: Set[str] = frozenset(), needed: Iterable[str] = ()) -> set[str]:
+        """The files that the checkpoint ``name`` needs, as its progress.json says, and that nobody holds."""
+        url = join(self.uri, name)
+        return {PROGRESS, *needed, *_read_hashes(url)} - held - {*list_names(url, recursive=True)}
 
     def fetch(self, name: str) -> Path:
         """Return a checkpoint's local folder, downloaded to every node if need be. Called by every rank."""
@@ -241,8 +253,9 @@ class RunFolder:
             shutil.rmtree(checkpoint, ignore_errors=True)  # several nodes may share the disk
 
 
-def _list_needed(checkpoint: str) -> set[str]:
-    """The files that all nodes' parts of a checkpoint have, as far as the part in the folder ``checkpoint`` says."""
+def _read_hashes(checkpoint: str) -> dict[str, str]:
+    """The hashes of all files of a checkpoint, in progress.json of the folder ``checkpoint``; {} without this file."""
     place = join(checkpoint, PROGRESS)
-    progress = read_file(place)
-    return {PROGRESS, *(parse_json(progress, place).get('hashes', ()) if progress else ())}
+    content = read_file(place)
+    hashes: dict[str, str] = parse_json(content, place).get('hashes', {}) if content else {}
+    return hashes

@@ -1,5 +1,7 @@
 """Shards, checkpoints and resumption over HTTP, against a real S3 endpoint on loopback."""
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -220,42 +222,44 @@ RECOVER = """
 import os, sys
 from composer.devices import DeviceCPU
 from composer.utils import dist
-from maelm_composer.errors import InputError
 from maelm_composer.training.run_folder import RunFolder
-
 dist.initialize_dist(DeviceCPU(), timeout=240)
 for folder in sys.argv[1:]:
     os.chdir(f'{folder}/node{dist.get_global_rank()}')
     try:
         RunFolder('s3://runs/checkpoints', 'recipe').recover()
-    except InputError as error:
+    except ValueError as error:
         print(error)
 """
 
 
 def test_checkpoints_that_wait_on_some_nodes_are_uploaded_or_refused_and_never_deleted(bucket, tmp_path):
+    contents = {'a': 'of rank 0', 'b': 'of rank 1'}
+    contents['progress.json'] = json.dumps(
+        {'hashes': {k: hashlib.sha256(v.encode()).hexdigest() for k, v in contents.items()}}
+    )
     bucket.put_object(Bucket='runs', Key='checkpoints/record.json', Body=b'{}')
-    nodes = (['progress.json', 'a'], [])  # what each holds of the first checkpoint: node 1 is a new machine
-    folders = {'first': nodes, 'second': nodes[::-1], 'whole': (nodes[0], ['b']), 'moved': ([], [*nodes[0], 'b'])}
-    for samples, (folder, held) in enumerate(folders.items()):
+    for file in ('progress.json', 'a'):  # which a machine that is no longer there had uploaded before the outage
+        bucket.put_object(Bucket='runs', Key=f'checkpoints/{name_checkpoint(4)}/{file}', Body=contents[file])
+    first, second, none = ['progress.json', 'a'], ['b'], []  # what a node holds; nothing if it is a new machine
+    steps = [(2, first, none), (2, none, first), (4, none, none), (2, first, second), (3, none, first + second)]
+    for number, (samples, *held) in enumerate(steps):
         for node, files in enumerate(held):
-            place = tmp_path / folder / f'node{node}'
-            place.mkdir(parents=True)
-            waiting = place / 'runs/recipe/.unsent' / name_checkpoint(max(samples, 2))
+            place = tmp_path / str(number) / f'node{node}'
+            waiting = place / 'runs/recipe/.unsent' / name_checkpoint(samples)
+            (waiting if node or files else place).mkdir(parents=True)  # node 1 holds a part, which may be empty
             for file in files:
-                waiting.mkdir(parents=True, exist_ok=True)
-                (waiting / file).write_text('{"hashes": {"a": "", "b": ""}}')
+                (waiting / file).write_text(contents[file])
+            if waiting.exists():
                 (waiting.parent / 'address').write_text('s3://runs/checkpoints')
-    command = [sys.executable, '-c', RECOVER, *(str(tmp_path / folder) for folder in folders)]
+    command = [sys.executable, '-c', RECOVER, *(f'{tmp_path}/{number}' for number in range(len(steps)))]
     common = {'WORLD_SIZE': '2', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1'}
-    common['MASTER_PORT'] = str(find_free_port())
-    environments = [os.environ | common | {'RANK': node, 'NODE_RANK': node} for node in '01']
-    started = [subprocess.Popen(command, env=each, stdout=subprocess.PIPE, text=True) for each in environments]
+    ours = os.environ | common | {'MASTER_PORT': str(find_free_port())}
+    started = [subprocess.Popen(command, env=ours | {'RANK': node}, stdout=subprocess.PIPE, text=True) for node in '01']
     for process in started:
         out, _ = process.communicate(timeout=300)
-        assert re.findall(r'(samples-\d+) lacks (\w+), which another', out) == [(name_checkpoint(2), 'b')] * 2, out
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob('samples-*/*')}
-    assert {path.split('/')[0] for path in left} == {'first', 'second'}
+        assert re.findall(r'(samples-\d+) lacks b, which', out) == [name_checkpoint(at) for at in (2, 2, 4)], out
+    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob('samples-*/*')} == {'0', '1'}
     sent = {f'checkpoints/{name_checkpoint(at)}/{file}' for at in (2, 3) for file in ('progress.json', 'a', 'b')}
     assert {item['Key'] for item in bucket.list_objects_v2(Bucket='runs')['Contents']} >= sent
     assert bucket.get_object(Bucket='runs', Key='checkpoints/latest')['Body'].read().decode() == name_checkpoint(3)
