@@ -21,6 +21,7 @@ from omegaconf.errors import ConfigKeyError, KeyValidationError, OmegaConfBaseEx
 
 from maelm_composer.config import (
     CorpusConfig,
+    DecoderAttention,
     EncoderMaskContent,
     FinetuningConfig,
     PositionIds,
@@ -149,8 +150,7 @@ def _assert_names_are_text(root: type, layer: Any, where: str) -> None:
 
     plain = OmegaConf.to_container(layer)
     for key in walk_keys(root):
-        value = _look_up(plain, key.name)
-        if key.values.startswith(TEXT) and isinstance(value, (bool, int, float)):
+        if key.values.startswith(TEXT) and isinstance(value := _look_up(plain, key.name), (bool, int, float)):
             raise InputError(f'{where}: {key.name}: YAML reads this value as {value}, so put it in quotes')
 
 
@@ -339,8 +339,9 @@ def _check_model(config: PretrainingConfig) -> None:
         fraction > 0 or masking.encoder_mask_content is EncoderMaskContent.mask_token,
         without.format('encoder_mask_content', 'masking.encoder_mask_fraction is 0'),
     )
+    reads_encoder = model.decoder is not None and model.decoder.attention is not DecoderAttention.causal_cross
     _require(
-        (fraction > 0 and model.decoder is not None) or not masking.decoder_resets_masks,
+        (fraction > 0 and reads_encoder) or not masking.decoder_resets_masks,
         without.format('decoder_resets_masks', 'no decoder gets a masked position from the encoder'),
     )
     _require(

@@ -56,6 +56,13 @@ def test_a_name_that_yaml_reads_as_a_number_is_refused(tmp_path, line, value):
         load_config(PretrainingConfig, [str(YAMLS / 'demo.yaml'), str(tmp_path / 'run.yaml')])
 
 
+def test_an_autoregressive_decoder_has_no_masked_positions_to_reset():
+    pairs = ('masking.encoder_mask_fraction=1', 'masking.decoder_resets_masks=true', 'model.decoder.attention={}')
+    assert load('demo', overrides=(*pairs[:2], pairs[2].format('bidirectional_cross'), 'run_name=r'))
+    with pytest.raises(InputError, match='decoder_resets_masks without effect: no decoder gets a masked position'):
+        load('demo', overrides=(*pairs[:2], pairs[2].format('causal_cross'), 'run_name=r'))
+
+
 @pytest.mark.parametrize('name', RECIPES)
 def test_recipe_loads_and_its_batches_are_whole(name: str) -> None:
     config = load(name)

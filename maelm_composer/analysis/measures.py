@@ -72,7 +72,7 @@ class Gram:
     def measure_outside_share(self, directions: Tensor, centered: bool = False) -> float:
         """Share of the energy outside the span of (D, r) orthonormal ``directions`` V: 1 - tr(VᵀGV) / tr(G), 0 to 1.
 
-        Theorem 2.2 refutes that the real tokens' row space contains that of the [MASK]s, which would be a share of 0.
+        The share is 0 for rows within the span, as [MASK]s within the real tokens' whole row space (Theorem 2.2).
         """
         moment = self.get_moment(centered)
         inside = ((moment @ directions) * directions).sum() / moment.trace()
@@ -115,15 +115,20 @@ class RankOneResidual:
 
     def add(self, rows: Tensor, sizes: Tensor) -> None:
         """Add K sequences: (n, D) real tokens, sequence after sequence, and (K,) ``sizes``. Size 1 is ignored."""
+        if not len(sizes):
+            return
         rows = rows.float()
         means = torch.segment_reduce(rows, 'mean', lengths=sizes)
         ratios = _measure_norms(rows - means.repeat_interleave(sizes, 0), sizes) / _measure_norms(rows, sizes)
-        ratios = ratios[sizes > 1]
+        ratios = ratios[sizes > 1].nan_to_num()  # rows that are all zero are equal
         self._sum += float(ratios.double().sum())
         self._count += len(ratios)
 
     def get_mean(self) -> float:
-        return self._sum / max(self._count, 1)
+        """The mean. Raises InputError if no sequence had two real tokens."""
+        if self._count == 0:
+            raise InputError('no row has two real tokens: give longer texts')
+        return self._sum / self._count
 
 
 def _measure_norms(rows: Tensor, sizes: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ class PretrainingRows(RobustStreamingDataset):
     """The rows of a split in whole global batches: ``train`` is shuffled anew in every epoch, ``validation`` is not.
 
     Yields ``{'input_ids': (N,) uint16 or uint32, 'row': int, 'epoch': int}``. ``row`` is the index in the split and
-    ``epoch`` counts from 0, so that a mask can be drawn from (seed, epoch, row) alone.
+    ``epoch`` counts from 0, so that a mask can be drawn from (seed, epoch, row) alone; a row read by its index, as in
+    validation, has epoch -1.
 
     The k-th global batch of an epoch holds the same rows for any number of ranks and loader workers. Of R ranks on one
     node, rank r reads the rows at r, r + R, r + 2R, ... of the batch.

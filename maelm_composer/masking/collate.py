@@ -32,9 +32,9 @@ class Batch(NamedTuple):
     visible_index: Tensor  # (B, S) the token's position in the row; N for an unused slot
     segment_ids: Tensor  # (B, N) number of the block in the row, from 1; 0 is padding
     original_position_ids: Tensor  # (B, N) position in the block, masked tokens included: the decoder's positions
-    resets: Tensor  # (B, N) True where the decoder's input is e_[MASK] although the encoder's input has this position
+    resets: Tensor  # (B, N) True where the encoder reads a masked position, but the decoder gets e_[MASK]
     labels: Tensor  # (B, N) the original id at predicted positions, -100 elsewhere
-    predicted_index: Tensor  # (B, M) predicted positions, ascending; N for an unused slot
+    predicted_index: Tensor  # (B, M) positions for the head, ascending (all if autoregressive); N for an unused slot
 
     def to(self, device: str | torch.device) -> 'Batch':
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))

@@ -94,7 +94,7 @@ def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None 
 
     Args:
         seed: of the initial weights. The encoder is drawn first, so that MAE-LM and its baseline start from the same
-            encoder; torch's global generator is left as it was.
+            encoder; torch's generator of the CPU is left as it was.
         id_counts: (V,) occurrences of every id in the training text, for ``head_bias_init: unigram``.
 
     Raises:

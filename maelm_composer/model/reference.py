@@ -2,7 +2,8 @@
 
 Every position is computed, without dropout and without any short cut of ``maelm.py``. The modules have the names of the
 fast model, so that either loads the other's ``state_dict``; the loss and every gradient are equal
-(tests/model/test_reference.py). Shapes: B rows of N tokens, S of them in the encoder; D hidden size; V vocabulary.
+(tests/model/test_reference.py). The weights begin as torch's; ``build_model`` draws those of the method. Shapes: B rows
+of N tokens, S of them in the encoder; D hidden size; V vocabulary.
 """
 
 import torch
@@ -29,8 +30,9 @@ class ReferenceModel(nn.Module):
         self.head = Head(config)
 
     def forward(self, batch: Batch) -> Tensor:
-        # Sec. 3, "Excluding [MASK] from the Encoder": its S tokens are the visible ones, with the positions that they
-        # have in the full text (gaps included). An unused slot belongs to segment 0, as padding does.
+        # Sec. 3, "Excluding [MASK] from the Encoder": its S tokens are the visible ones. Each keeps its position in its
+        # block (a stretch of text), so positions jump where a token was masked. ``segments`` numbers the blocks of a
+        # row; a row with fewer than S visible tokens has slots that are unused: segment 0, as padding.
         tokens = self.encoder.token_embeddings
         segments = functional.pad(batch.segment_ids, (0, 1)).gather(1, batch.visible_index)
         hidden = self.encoder(tokens(batch.input_ids), batch.position_ids, segments)
@@ -39,7 +41,7 @@ class ReferenceModel(nn.Module):
             hidden = self.decode(hidden, segments, batch)
         # Plain MLM, Sec. 2.1: the encoder's S slots are the row's N positions.
         logits = self.head(hidden, tokens.weight)
-        # Eq. 1: the mean over the predicted tokens.
+        # Eq. 1, as a mean over the predicted tokens.
         return functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED_LABEL)
 
     def decode(self, hidden: Tensor, segments: Tensor, batch: Batch) -> Tensor:
@@ -62,7 +64,7 @@ class ReferenceModel(nn.Module):
 
 
 class Head(nn.Module):
-    """Dense, GELU, LayerNorm, then the token table as the output layer (tied weights) and a bias (Eq. 1)."""
+    """Dense, GELU, LayerNorm, then the token table as the output layer (Eq. 1) and a bias. PAPER-SILENT but Eq. 1."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class Stack(nn.Module):
 
 
 class Layer(nn.Module):
-    """x <- LN(x + f(x)) for each attention f, then for the feed-forward network (Sec. 2.1)."""
+    """x <- LN(x + f(x)) for each attention f, then for the feed-forward network (PAPER-SILENT, as in RoBERTa)."""
 
     def __init__(self, stack: ModelConfig | DecoderConfig, eps: float, attention: DecoderAttention) -> None:
         super().__init__()

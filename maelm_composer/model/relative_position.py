@@ -63,7 +63,7 @@ class RelativePositionBias(nn.Module):
     def between_slots(self, length: int) -> Tensor:
         """The bias between T = ``length`` neighbouring slots, (H, T, T), read as windows of the biases by distance."""
         first = self.max_seq_len - length
-        # The row of query i begins at distance -i, so the windows are in descending order of i.
+        # Row i has the distances -i to T-1-i, a window of the list by distance. The first window is row T-1: reversed.
         return self._by_distance()[:, first : first + 2 * length - 1].unfold(1, length, 1).flip(1)
 
     def _by_distance(self) -> Tensor:
@@ -79,9 +79,10 @@ class RelativePositionBias(nn.Module):
                 self.weight.copy_(self._local_prior())
 
     def _local_prior(self) -> Tensor:
-        """(buckets, H): half the heads look left, half right, falling off with distance (docs/deviations.md).
+        """(buckets, H): even heads look left, odd ones right, less far with distance (docs/deviations.md).
 
-        Head h of a side falls by 2^-h a position; the token itself and the other side start two positions lower.
+        In pair h = 0, 1, ... of heads, a token at distance d on the head's side has the bias -2^-h d; a token on the
+        other side counts as two positions farther, the token itself as two away.
         No entry starts below -log N, so that every entry gets a gradient: N tokens at this floor have the total weight
         of one token of score 0.
         """

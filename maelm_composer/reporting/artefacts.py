@@ -205,8 +205,8 @@ ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
         'subspace',
         "Where the [MASK] vectors lie: outside the real tokens' space, and how far from rank one",
-        'In the last layer, too, part of the [MASK] vectors lies outside the space of the real tokens '
-        '(Theorem 2.2: in some layer)',
+        'In the last layer [MASK] vectors have more energy than real tokens outside the leading directions of the real '
+        'tokens (our question of degree; Theorem 2.2 is about whole row spaces, in some layer)',
         tuple(Demand(model, rank=True) for model in _BOTH),
     ),
     Artefact('training', 'Pretraining loss', '', tuple(Demand(model) for model in _BOTH)),

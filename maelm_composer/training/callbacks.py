@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from maelm_composer.errors import InputError
 from maelm_composer.files import replacing
 
-TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # a resumed run repeats all others exactly
+TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # on a CPU in fp32, a resumed run repeats all others exactly
 EVAL_COLUMNS = ('eval_loss', 'eval_perplexity', 'eval_accuracy')
 COLUMNS = ('samples', 'batch', 'train_loss', 'learning_rate', 'gradient_norm', *TIMED_COLUMNS, *EVAL_COLUMNS)
 UNTIMED_BATCHES = 3  # a process's first batches include compilation, allocation and the start of the loaders
@@ -92,9 +92,10 @@ class GradientClipping(Callback):
 class TrainingClock(Callback):
     """Counts the seconds of data loading, forward pass, backward pass and optimizer step.
 
-    Validation, checkpoints and compilation are not counted: each of the first batches of a process counts as much as
-    the first batch after them, and nothing if the process ends before that one. A resumed run goes on from the counts
-    in its checkpoint, on any number of ranks: ``seconds``, and ``device_seconds``, their sum over the ranks.
+    Validation, checkpoints and compilation are not counted. The first three batches of a process, with compilation and
+    allocation, are not timed: the time of the fourth counts four times. A process that ends before adds nothing. A
+    resumed run goes on from the counts in its checkpoint, on any number of ranks: ``seconds``, and ``device_seconds``,
+    their sum over the ranks.
     """
 
     def __init__(self, tokens_per_batch: int, seconds: float, device_seconds: float) -> None:

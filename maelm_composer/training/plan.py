@@ -120,8 +120,8 @@ class Plan:
 def share_of_peak(config: OptimizerConfig, training: TrainingConfig, samples: int) -> float:
     """The learning rate after ``samples`` as a share of its peak: 0 to 1 in the warm-up, then ``config.schedule``.
 
-    A decay ends at ``max_samples`` (linear: Meng et al., arXiv:2302.02060, preprint, Table 4). A run that was extended
-    decayed to 0 at each of ``extends`` first; after each of them the learning rate is that of the longer run.
+    A decay ends at ``max_samples`` (linear as in the authors' code; the paper's Table 4 names no shape). A run that was
+    extended decayed to 0 at each of ``extends`` first; after each of them the learning rate is that of the longer run.
     """
     warmup, ends = config.warmup_samples, [*training.extends, training.max_samples]
     if samples < warmup:
