@@ -79,7 +79,7 @@ class RelativePositionBias(nn.Module):
                 self.weight.copy_(self._local_prior())
 
     def _local_prior(self) -> Tensor:
-        """(buckets, H): even heads look left, odd ones right, less far with distance (docs/deviations.md).
+        """(buckets, H): even heads look left, odd ones right, at near tokens most (docs/deviations.md).
 
         In pair h = 0, 1, ... of heads, a token at distance d on the head's side has the bias -2^-h d; a token on the
         other side counts as two positions farther, the token itself as two away.
