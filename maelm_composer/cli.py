@@ -221,11 +221,12 @@ def predict(
     predictions: Annotated[Path, typer.Argument(help='Target: .jsonl, .tsv (GLUE submission), .json (SQuAD 2.0).')],
     precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
     threshold: Annotated[float, typer.Option(help='SQuAD 2.0: no answer above this null score difference.')] = 0.0,
+    batch_size: Annotated[int, typer.Option(min=1, help='Rows in one forward pass.')] = 64,
 ) -> None:
     """Predict the rows of a file with a fine-tuned model."""
     from maelm_composer.finetuning.predict import predict_file
 
-    count = predict_file(model, rows, predictions, _choose(Precision, precision), threshold)
+    count = predict_file(model, rows, predictions, _choose(Precision, precision), threshold, batch_size)
     print(f'{count:,} predictions: {predictions}')
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from maelm_composer.config import FinetuningConfig, SpanConfig
+from maelm_composer.device import explain_shortage
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE, predict
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.records import Evaluation
@@ -53,14 +54,14 @@ class Evaluator:
         examples: dict[str, list[Any]],  # by split
         config: FinetuningConfig,
         tokenizer: Any,
-        max_seq_len: int,
-        span: SpanConfig,
     ) -> None:
-        """Tokenise the dev sets; ``max_seq_len`` and ``span`` must not exceed the encoder's limits."""
-        self.task, self.examples, self.span = task, examples, span
+        """Tokenise the dev sets; ``max_seq_len`` and ``span`` of ``config`` must not exceed the encoder's limits."""
+        self.task, self.examples, self.span = task, examples, config.span
         self.precision, self.pad_id = config.precision, tokenizer.pad_token_id
         self.batch_size = min(EVAL_BATCH_SIZE, config.device_train_microbatch_size or EVAL_BATCH_SIZE)
-        self.inputs = {split: encode(rows, task, tokenizer, max_seq_len, span) for split, rows in examples.items()}
+        self.inputs = {
+            split: encode(rows, task, tokenizer, config.max_seq_len, config.span) for split, rows in examples.items()
+        }
         self.keeps_weights, self.weights = config.saves_model, dict[str, torch.Tensor]()  # of the best evaluation
         self.best: Result | None = None
         self.best_step, self.seconds = 0, 0.0
@@ -75,7 +76,8 @@ class Evaluator:
 
     def evaluate(self, model: FinetuningModel, step: int) -> None:
         start = time.perf_counter()
-        result = self._evaluate(model)
+        with explain_shortage(self.batch_size, 'device_train_microbatch_size'):
+            result = self._evaluate(model)
         score = result.metrics[self.task.metric]
         if all(score > earlier.score for earlier in self.history):
             self.best, self.best_step = result, step

@@ -17,6 +17,7 @@ from maelm_composer.records import (
     parse_finetuning,
 )
 from maelm_composer.tasks.catalogue import GROUPS, SPAN, find_task
+from maelm_composer.tasks.examples import fit_span
 
 PROTOCOL = (
     *('evaluation', 'max_seq_len', 'precision', 'dropout', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay'),
@@ -40,6 +41,12 @@ def run_key(config: FinetuningConfig, identity: EncoderIdentity, data_hash: str)
         'data': data_hash,
     }
     return f'{config.task}-{hash_json(deciding)[:KEY_LENGTH]}'
+
+
+def fit_rows(config: FinetuningConfig, max_seq_len: int) -> FinetuningConfig:
+    """``config`` with rows no longer than the encoder's ``max_seq_len``, so that equal runs have equal keys."""
+    longest = min(config.max_seq_len, max_seq_len)
+    return dataclasses.replace(config, max_seq_len=longest, span=fit_span(config.span, longest))
 
 
 def find_finished(config: FinetuningConfig, key: str) -> FinetuningRecord | None:

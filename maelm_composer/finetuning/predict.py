@@ -8,11 +8,11 @@ from typing import Any
 from maelm_composer.checkpoints.find import find_encoder, read_weights
 from maelm_composer.checkpoints.pretrained import load_pretrained, place_encoder
 from maelm_composer.config import Precision, SpanConfig, TaskKind
-from maelm_composer.device import find_device
+from maelm_composer.device import explain_shortage, find_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_writable, write_text
 from maelm_composer.finetuning.evaluation import read_scores
-from maelm_composer.finetuning.fit import predict
+from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE, predict
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.precision import choose, tell
 from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, TASKS, Task
@@ -23,7 +23,12 @@ FORMATS = '.jsonl (every row with its scores), .tsv (a GLUE submission) or .json
 
 
 def predict_file(
-    saved_model: str, source: Path, target: Path, precision: Precision = Precision.fp32, threshold: float = 0.0
+    saved_model: str,
+    source: Path,
+    target: Path,
+    precision: Precision = Precision.fp32,
+    threshold: float = 0.0,
+    batch_size: int = EVAL_BATCH_SIZE,
 ) -> int:
     """Write the predictions for the rows of ``source`` to ``target``; returns their number.
 
@@ -32,9 +37,10 @@ def predict_file(
         source: a .parquet, .csv or .jsonl file with the task's text columns.
         target: its suffix decides the format, see :data:`FORMATS`.
         threshold: of a SQuAD submission; a question whose null score difference is greater has no answer.
+        batch_size: rows in one forward pass; fewer need less memory.
 
     Raises:
-        InputError: the model or the file cannot be read, or the format is not the task's.
+        InputError: the model or the file cannot be read, the format is not the task's, or the memory does not suffice.
     """
     found = find_encoder(saved_model)
     if found is None or found.run is not None:
@@ -62,7 +68,8 @@ def predict_file(
     max_seq_len = description.get('max_seq_len', pretrained.max_seq_len)
     span = fit_span(SpanConfig(**description.get('span', {})), max_seq_len)
     inputs = encode(rows, task, pretrained.tokenizer, max_seq_len, span)
-    scores = predict(model, inputs, choice.precision, int(pretrained.tokenizer.pad_token_id))
+    with explain_shortage(batch_size, '--batch-size'):
+        scores = predict(model, inputs, choice.precision, int(pretrained.tokenizer.pad_token_id), batch_size)
     predictions = read_scores(task, rows, inputs, scores, span)
     if task.kind == CLASSIFICATION:
         predictions = [

@@ -13,12 +13,12 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local, assert_writable, write_text
 from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.fit import fit, measure_last_layer
-from maelm_composer.finetuning.identity import check_names, describe_run, find_finished, run_key
+from maelm_composer.finetuning.identity import check_names, describe_run, find_finished, fit_rows, run_key
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.precision import choose_in, tell
 from maelm_composer.records import FinetuningRecord, RankAtEpoch, pack_numbers, write_record
-from maelm_composer.tasks.catalogue import SPAN, find_task
-from maelm_composer.tasks.examples import encode, fit_span
+from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.tasks.examples import encode
 from maelm_composer.tasks.sources import load_task_data
 
 
@@ -51,21 +51,20 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     pretrained = load_encoder(config)
     choice = choose_in(folder, config.precision, 'precision')
     tell(choice.notice)
-    config = dataclasses.replace(config, precision=choice.precision)
+    config = fit_rows(dataclasses.replace(config, precision=choice.precision), pretrained.max_seq_len)
     key = run_key(config, pretrained.identity, data.hash)
     if (record := find_finished(config, key)) is not None:
         return record
 
     assert_writable(folder)
     keep_freed_memory()
-    max_seq_len = min(config.max_seq_len, pretrained.max_seq_len)
-    span, tokenizer = fit_span(config.span, max_seq_len), pretrained.tokenizer
-    inputs = encode(data.train, task, tokenizer, max_seq_len, span, is_training=True)
+    tokenizer = pretrained.tokenizer
+    inputs = encode(data.train, task, tokenizer, config.max_seq_len, config.span, is_training=True)
     if len(inputs) == 0:
         raise InputError(
             f'{task.name}: no training row is left: the contexts of {inputs.num_left_out} do not contain their answers'
         )
-    evaluator = Evaluator(task, data.evaluation, config, tokenizer, max_seq_len, span)
+    evaluator = Evaluator(task, data.evaluation, config, tokenizer)
     device = find_device()
     encoder = place_encoder(pretrained.encoder, device)
     model = FinetuningModel(encoder, pretrained.hidden_size, task, config.dropout, config.seed).to(device)
@@ -85,13 +84,9 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     best = evaluator.best
     assert best is not None
     if config.saves_model:
-        save_model(folder / key, evaluator.weights, pretrained, task, max_seq_len, span)
-    run = describe_run(config, key, pretrained.identity, data.hash)
-    run['protocol']['max_seq_len'] = max_seq_len
-    if task.kind == SPAN:
-        run['protocol']['span'] = dataclasses.asdict(span)
+        save_model(folder / key, evaluator.weights, pretrained, task, config.max_seq_len, config.span)
     record = FinetuningRecord(
-        **run,
+        **describe_run(config, key, pretrained.identity, data.hash),
         error=None,
         metrics=best.metrics,
         score=best.metrics[task.metric],

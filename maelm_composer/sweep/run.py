@@ -25,7 +25,7 @@ from maelm_composer.cluster import LostWorkerError, connect_ray, ending_with_ray
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError, first_line
 from maelm_composer.files import assert_local
-from maelm_composer.finetuning.identity import describe_run, find_finished, run_key
+from maelm_composer.finetuning.identity import describe_run, find_finished, fit_rows, run_key
 from maelm_composer.finetuning.run import finetune, load_encoder
 from maelm_composer.precision import Choice, choose_in, tell
 from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
@@ -44,6 +44,7 @@ class Facts:
     """Properties of checkpoint and data that the scheduling of a task needs."""
 
     identity: EncoderIdentity
+    max_seq_len: int  # of the encoder
     data_hash: str
     training_size: int  # characters
     evaluation_size: int
@@ -152,7 +153,7 @@ class _Sweep:
 
     def _add(self, task: Task, configs: list[FinetuningConfig]) -> None:
         facts = self.facts[task.name]
-        for config in configs:
+        for config in (fit_rows(config, facts.max_seq_len) for config in configs):
             cost = run_cost(config, config.max_epochs, facts.training_size, facts.evaluation_size)
             key = run_key(config, facts.identity, facts.data_hash)
             lease = open_lease(config.save_folder, key)
@@ -224,10 +225,11 @@ def choose_precision(config: FinetuningConfig, place: Place) -> Choice:
 
 def inspect_task(config: FinetuningConfig, task: Task, place: Place) -> Facts:
     _enter(config, place)
-    identity = load_encoder(config).identity
+    pretrained = load_encoder(config)
     data = load_task_data(task, config.data)
     evaluation = [row for rows in data.evaluation.values() for row in rows]
-    return Facts(identity, data.hash, count_characters(data.train), count_characters(evaluation))
+    sizes = count_characters(data.train), count_characters(evaluation)
+    return Facts(pretrained.identity, pretrained.max_seq_len, data.hash, *sizes)
 
 
 def make_run(config: FinetuningConfig, key: str, facts: Facts, place: Place) -> Finetuning | None:

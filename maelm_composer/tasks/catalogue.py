@@ -157,6 +157,9 @@ def _list_faults(name: str, task: TaskConfig) -> Iterator[str]:
     least = 2 if task.kind is SPAN else 1
     if not least <= len(task.text_columns) <= 2:
         yield f'.text_columns {task.text_columns}: a {task.kind.name} task reads {"one or " * (least == 1)}two columns'
+    columns = [*task.text_columns, task.label_column]
+    if twice := sorted({column for column in columns if columns.count(column) > 1}):
+        yield f': {twice[0]!r} is two of its columns: text_columns and label_column name different ones'
     num_labels = len(set(task.label_names))
     if num_labels < len(task.label_names):
         yield f'.label_names {task.label_names}: a name is listed twice'

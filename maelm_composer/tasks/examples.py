@@ -67,7 +67,7 @@ def _stack(windows_of_examples: Iterator[list[Window]], keeps_windows: bool) -> 
         if keeps_windows:
             kept.append(windows)
         for window in windows:
-            rows.append(np.array(window.input_ids, np.int32))
+            rows.append(window.input_ids)
             starts.append(window.passage_start)
             targets.append(window.target)
     return Inputs(rows, np.array(targets, np.int64).reshape(-1, 2), np.array(starts, np.int64), kept, num_left_out)

@@ -19,7 +19,7 @@ from maelm_composer.tasks.demo import make_demo_tables
 from maelm_composer.tasks.tables import ID_COLUMNS, find_class_names, read_table
 
 # Column types: a name for error messages, then the tests of which one must hold.
-TEXT = 'text', pyarrow.types.is_string, pyarrow.types.is_large_string
+TEXT = 'text', pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view
 NUMBERS = 'numbers', pyarrow.types.is_integer, pyarrow.types.is_floating
 CLASSES = 'text or numbers', *TEXT[1:], *NUMBERS[1:], pyarrow.types.is_boolean
 
@@ -188,7 +188,10 @@ def _read_rows(task: Task, table: pyarrow.Table, where: str) -> list[Any]:
         rows = zip(ids, texts, answers, strict=True)
         return [SpanExample(i, question, passage, *answer) for i, (question, passage), answer in rows]
     column = _take_column(table, task.label_column, where, *(NUMBERS if task.kind == REGRESSION else CLASSES))
-    labels = _as_numbers(task, column, where) if task.kind == REGRESSION else _as_classes(task, table, column, where)
+    if task.kind == REGRESSION:
+        labels = _check_labels(task, column.to_numpy(), where).tolist()
+    else:
+        labels = _as_classes(task, table, column, where)
     return [TextExample(i, row, label) for i, row, label in zip(ids, texts, labels, strict=True)]
 
 
@@ -204,6 +207,9 @@ def _read_texts(task: Task, table: pyarrow.Table, where: str) -> tuple[list[str]
     ids = [str(i) for i in ids]
     if task.kind == SPAN and len(set(ids)) < len(ids):  # answers are written and scored by id
         raise InputError(f'{where}: column {key!r} holds {len(ids) - len(set(ids))} ids twice')
+    if task.kind == SPAN:  # the questions about a passage share one string
+        seen: dict[str, str] = {}
+        texts[1] = [seen.setdefault(passage, passage) for passage in texts[1]]
     return ids, list(zip(*texts, strict=True))
 
 
@@ -214,7 +220,7 @@ def read_unlabelled(task: Task, path: Path) -> list[Any]:
         InputError: the file is not there or not readable, has no rows, or lacks a text column of the task, or a
             span task's ids are not all different.
     """
-    ids, texts = _read_texts(task, read_table(task, path), str(path))
+    ids, texts = _read_texts(task, read_table(task, path, is_labelled=False), str(path))
     if task.kind == SPAN:
         return [SpanExample(i, question, passage, (), ()) for i, (question, passage) in zip(ids, texts, strict=True)]
     return [TextExample(i, row, 0) for i, row in zip(ids, texts, strict=True)]
@@ -241,20 +247,21 @@ def _list_cells(column: pyarrow.ChunkedArray, name: str, where: str) -> list[Any
         raise InputError(f'{where}: column {name!r} is not UTF-8 ({error.reason}): convert it first') from None
 
 
-def _as_numbers(task: Task, column: pyarrow.ChunkedArray, where: str) -> list[Any]:
-    """Labels of a regression task, or the numbers of classes."""
-    values = column.to_numpy().astype(float)
+def _check_labels(task: Task, values: np.ndarray, where: str) -> np.ndarray:
+    """``values`` of a regression task, or numbers of classes, as floats."""
+    values = values.astype(float)
     low, high = task.label_range if task.kind == REGRESSION else (0, len(task.label_names) - 1)
     is_wrong = ~((values >= low) & (values <= high))
     if task.kind == CLASSIFICATION:
         is_wrong |= values != np.floor(values)
     if is_wrong.any():
         row = int(is_wrong.argmax())
+        problem = 'outside' if not low <= values[row] <= high else 'not a whole number in'
         raise InputError(
-            f'{where}: row {row} has label {values[row]:g}, outside {low:g}..{high:g} of task {task.name}'
+            f'{where}: row {row} has label {values[row]:g}, {problem} {low:g}..{high:g} of task {task.name}'
             + (' (-1 marks a test split, whose labels are not public)' if values[row] == -1 else '')
         )
-    return [int(value) for value in values] if task.kind == CLASSIFICATION else values.tolist()
+    return values
 
 
 def _as_classes(task: Task, table: pyarrow.Table, column: pyarrow.ChunkedArray, where: str) -> list[int]:
@@ -262,16 +269,17 @@ def _as_classes(task: Task, table: pyarrow.Table, column: pyarrow.ChunkedArray, 
     is_number = any(test(column.type) for test in NUMBERS[1:])
     if is_number and (theirs := find_class_names(table, task.label_column)):
         known, other = ([name.casefold() for name in names] for names in (task.label_names, theirs))
-        if known != other and set(known) == set(other):
+        # Numbers of classes with other names are positions in label_names; a name at another position is a mistake.
+        if any(name in known and known.index(name) != number for number, name in enumerate(other)):
             raise InputError(
                 f'{where} numbers its classes {", ".join(theirs)}: give label_names of {task.name} in this order'
             )
-        return _as_numbers(task, column, where)
+        return _check_labels(task, column.to_numpy(), where).astype(int).tolist()
     numbers = {name: number for number, name in enumerate(task.label_names)}
     names = _list_cells(column.cast(pyarrow.string()), task.label_column, where)
     # A number is that of a class, unless a class has a number as its name.
     if not any(map(_is_number, task.label_names)) and all(map(_is_number, names)):
-        return _as_numbers(task, column.cast(pyarrow.float64()), where)
+        return _check_labels(task, np.array(names, dtype=float), where).astype(int).tolist()
     for row, name in enumerate(names):
         if name not in numbers:
             raise InputError(

@@ -21,15 +21,15 @@ MAX_START_ERROR = 20  # characters between the recorded start of an answer and i
 TEXTS_AT_ONCE = 2048  # questions; batches of distinct texts are tokenised four times as fast as single examples
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # numpy's arrays have no single truth value
 class Window:
     """One input of the model, T tokens, of which [passage_start, T - 1) are P tokens of the passage."""
 
-    input_ids: list[int]  # (T,)
+    input_ids: np.ndarray  # (T,) int32
     passage_start: int
     target: tuple[int, int]  # the answer's first and last token; (0, 0) if the window does not contain the whole answer
-    offsets: list[tuple[int, int]]  # (P,) first character of each token in the context, and the one after its last
-    is_best_context: list[bool]  # (P,) no other window has more context around the token; empty in training
+    offsets: np.ndarray  # (P, 2) int32, first character of each token in the context, and the one after its last
+    is_best_context: np.ndarray  # (P,) bool, no other window has more context around the token; empty in training
 
 
 def build_windows(
@@ -88,7 +88,7 @@ def _cut(
     head: list[int], passage: Encoding, answer: tuple[int, int] | None, max_seq_len: int, stride: int, is_training: bool
 ) -> list[Window]:
     """Windows that begin with ``head``, which ends with [SEP]; ``answer``: first and last token of the passage."""
-    ids, offsets = passage.ids, passage.offsets
+    ids, offsets = passage.ids, np.array(passage.offsets, np.int32).reshape(-1, 2)
     budget, length = max_seq_len - len(head) - 1, len(ids)
     # PAPER-SILENT: in short windows, the stride is reduced to half of a window's passage tokens.
     step = min(stride, max(1, budget // 2))
@@ -100,8 +100,8 @@ def _cut(
         shift, target = len(head) - begin, (0, 0)
         if answer is not None and begin <= answer[0] and answer[1] < end:
             target = answer[0] + shift, answer[1] + shift
-        is_best = (best[begin:end] == index).tolist()
-        windows.append(Window([*head, *ids[begin:end], head[-1]], len(head), target, offsets[begin:end], is_best))
+        row = np.array([*head, *ids[begin:end], head[-1]], np.int32)
+        windows.append(Window(row, len(head), target, offsets[begin:end], best[begin:end] == index))
     return windows
 
 

@@ -14,28 +14,29 @@ from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, Tas
 ID_COLUMNS = {CLASSIFICATION: 'idx', REGRESSION: 'idx', SPAN: 'id'}  # identify rows, as in GLUE and SQuAD
 
 
-def read_table(task: Task, path: Path) -> pyarrow.Table:
-    """The rows of ``path``: all columns, of a .jsonl file those of ``task``.
+def read_table(task: Task, path: Path, is_labelled: bool = True) -> pyarrow.Table:
+    """The rows of ``path``: all columns, of a .jsonl file those of ``task``; labels are read if ``is_labelled``.
 
     Raises:
         InputError: the file is not there or not readable, or two columns that the task needs have one name.
     """
+    columns = [*task.text_columns, ID_COLUMNS[task.kind], *([task.label_column] if is_labelled else ())]
     try:
         match path.suffix:
             case '.parquet':
                 table = pyarrow.parquet.read_table(path)
             case '.csv':
-                table = _read_csv(task, path)
+                table = _read_csv(path, task.label_column if is_labelled and task.kind == REGRESSION else None)
             case '.jsonl':
-                table = _read_jsonl(task, path)
+                table = _read_jsonl(task, path, columns)
             case _:
                 raise InputError(f'{path}: rows are read from .parquet, .csv, .jsonl files')
         names = table.column_names
     except FileNotFoundError:
         raise InputError(f'{path} does not exist') from None
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         raise InputError(f'{path}: not a readable {path.suffix} file ({error})') from None
-    if twice := [name for name in names if names.count(name) > 1 and name in _list_columns(task)]:
+    if twice := [name for name in names if names.count(name) > 1 and name in columns]:
         raise InputError(f'{path}: two columns are called {twice[0]!r}: rename one')
     return table
 
@@ -48,20 +49,16 @@ def find_class_names(table: pyarrow.Table, column: str) -> list[str] | None:
     return None
 
 
-def _list_columns(task: Task) -> list[str]:
-    return [*task.text_columns, task.label_column, ID_COLUMNS[task.kind]]
-
-
-def _read_csv(task: Task, path: Path) -> pyarrow.Table:
-    texts = [*task.text_columns, ID_COLUMNS[task.kind]]  # also where each is a number or a date
-    if task.kind == CLASSIFICATION:
-        texts.append(task.label_column)
-    convert = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pyarrow.string()))
+def _read_csv(path: Path, number_column: str | None) -> pyarrow.Table:
+    """All columns but ``number_column`` are text: a type inferred from the first rows may not fit later ones."""
     parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    with pyarrow.csv.open_csv(path, parse_options=parse) as reader:
+        types = {name: pyarrow.string() for name in reader.schema.names if name != number_column}
+    convert = pyarrow.csv.ConvertOptions(column_types=types)
     return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
 
 
-def _read_jsonl(task: Task, path: Path) -> pyarrow.Table:
+def _read_jsonl(task: Task, path: Path, wanted: list[str]) -> pyarrow.Table:
     rows = []
     with path.open(encoding='utf-8-sig') as file:
         for number, line in enumerate(file, 1):
@@ -69,7 +66,7 @@ def _read_jsonl(task: Task, path: Path) -> pyarrow.Table:
                 rows.append(json.loads(line))
                 if not isinstance(rows[-1], dict):
                     raise ValueError(f'line {number} is no object')
-    names = [name for name in _list_columns(task) if any(name in row for row in rows)]
+    names = [name for name in wanted if any(name in row for row in rows)]
     columns = {name: [row.get(name) for row in rows] for name in names}
     key = ID_COLUMNS[task.kind]
     if key in columns:

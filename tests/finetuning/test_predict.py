@@ -54,7 +54,7 @@ def test_submissions_have_the_benchmarks_formats(train, tmp_path, monkeypatch):
 
     model, evaluated, dev = train('squad2')
     differences = sorted(row['null_score_difference'] for row in evaluated)
-    options = ['--threshold', str(differences[10]), '--precision', 'fp32']
+    options = ['--threshold', str(differences[10]), '--precision', 'fp32', '--batch-size', '7']
     monkeypatch.setattr(sys, 'argv', ['maelm', 'predict', model, str(dev), str(tmp_path / 'answers.json'), *options])
     with pytest.raises(SystemExit) as caught:
         cli.main()

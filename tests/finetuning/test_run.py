@@ -26,6 +26,7 @@ from maelm_composer.config import (
     SweepConfig,
 )
 from maelm_composer.errors import InputError
+from maelm_composer.finetuning import evaluation
 from maelm_composer.finetuning.fit import plan_evaluations
 from maelm_composer.finetuning.identity import run_key
 from maelm_composer.finetuning.run import find_finished, finetune, summarize
@@ -213,10 +214,27 @@ def test_what_fails_when_made_again_for_its_model_leaves_the_finished_record(con
     config = configure('rte', max_epochs=1)
     record = finetune(config, devices=0.25)
     assert record.device_hours == pytest.approx((record.training_seconds + record.evaluation_seconds) / 14400)
-    facts = Facts(record.checkpoint, record.data_hash, 1, 1)
+    facts = Facts(record.checkpoint, 128, record.data_hash, 1, 1)
     failure = record_failure(dataclasses.replace(config, saves_model=True), record.key, facts, 'out of memory')
     assert failure.status == 'failed'  # the sweep names it
     assert find_finished(config, record.key) == record
+
+
+def test_rows_longer_than_the_encoder_reads_are_the_same_run(configure):
+    config = configure('rte', max_epochs=1, max_seq_len=512)
+    record = finetune(config)
+    longest = record.protocol['max_seq_len']
+    assert longest < 512
+    assert finetune(dataclasses.replace(config, max_seq_len=longest)) == record  # read, since its times are equal
+
+
+def test_memory_that_the_evaluation_lacks_names_its_rows(configure, monkeypatch):
+    def predict(*args):
+        raise torch.OutOfMemoryError('CUDA out of memory')
+
+    monkeypatch.setattr(evaluation, 'predict', predict)
+    with pytest.raises(InputError, match=r'^64 rows in one forward pass .* lower device_train_microbatch_size'):
+        finetune(configure('rte', max_epochs=1, batch_size=16))
 
 
 def test_no_row_left_is_one_line(configure, tmp_path):

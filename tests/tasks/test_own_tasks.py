@@ -78,7 +78,7 @@ def test_names_and_numbers_of_classes_are_the_same_labels():
         {'id': str(number), 'texts': (text,), 'label': int(label == 'good')}
         for number, (text, label) in enumerate(ROWS)
     ]
-    write_csv('numbers.csv', [(text, int(label == 'good')) for text, label in ROWS])
+    write_csv('numbers.csv', [(text, ' 1' if label == 'good' else '0.0') for text, label in ROWS])
     lines = [json.dumps({'review': text, 'verdict': label}) for text, label in ROWS]
     Path('train.jsonl').write_text('\n'.join(lines))
     columns = {
@@ -115,6 +115,18 @@ def test_classes_with_numbers_as_names_are_never_positions():
     assert [row.label for row in load(declare(label_names=names)).train] == [0, 1, 2]
 
 
+def test_only_the_tasks_columns_must_be_of_one_type():
+    lines = [f'text {number},good,{number}\n' for number in range(100_000)]  # more than the reader looks at
+    Path('train.csv').write_text('review,verdict,price\n' + ''.join(lines) + 'end,bad,free\n')
+    write_csv('dev.csv')
+    assert [row.label for row in load(declare()).train[-2:]] == [1, 0]
+    task = find_task('reviews', {'reviews': declare(**NUMBERS)})
+    Path('rows.csv').write_text('review,verdict,verdict\n' + ''.join(lines) + 'end,?,?\n')
+    Path('rows.jsonl').write_text('{"review": "a", "verdict": 9}\n{"review": "b", "verdict": "?"}\n')
+    for name, count in (('rows.csv', 100_001), ('rows.jsonl', 2)):  # labels are not read
+        assert len(read_unlabelled(task, Path(name))) == count
+
+
 def test_a_folder_of_the_datasets_library():
     Path('folder').mkdir()
     write_csv('folder/train.csv')
@@ -137,7 +149,7 @@ def write_class_labels(names):
     return declare(files=files), declare(files={}, dataset='./numbered', splits=splits)
 
 
-@pytest.mark.parametrize('names', [['good', 'bad'], ['Good', 'Bad']])
+@pytest.mark.parametrize('names', [['good', 'bad'], ['Good', 'Bad'], ['good', 'neutral'], ['awful', 'bad']])
 def test_classes_that_are_numbered_otherwise_are_refused(names):
     for task in write_class_labels(names):
         message = f'numbers its classes {", ".join(names)}: give label_names of reviews in this order'
@@ -242,6 +254,11 @@ def test_a_dev_sample_is_that_of_the_training_limit():
         ({'files': {'train': 'train.csv', 'dev': 'empty.csv'}}, 'empty.csv: not a readable .csv file'),
         ({'files': {'train': 'train.csv', 'dev': 'header.csv'}}, 'header.csv: holds no rows'),
         ({'files': {'train': 'train.csv', 'dev': 'none.csv'}}, 'none.csv is not there'),
+        ({'files': {'train': 'train.csv', 'dev': 'deep.jsonl'}}, 'deep.jsonl: not a readable .jsonl file'),
+        (
+            {'files': {'train': 'train.csv', 'dev': 'half.csv'}},
+            'half.csv: row 0 has label 0.5, not a whole number in 0..1',
+        ),
         ({'files': {'train': 'train.csv', 'dev': 'rows.txt'}}, 'rows are read from .parquet, .csv, .jsonl files'),
         (
             {'kind': TaskKind.regression, 'label_names': [], 'label_range': [0, 1]},
@@ -251,8 +268,9 @@ def test_a_dev_sample_is_that_of_the_training_limit():
             {
                 'kind': TaskKind.span,
                 'label_names': [],
-                'text_columns': ['review', 'verdict'],
+                'text_columns': ['review', 'passage'],
                 'label_column': 'verdict',
+                'files': {'train': 'asked.csv', 'dev': 'dev.csv'},
             },
             "column 'verdict' must hold the lists text and answer_start",
         ),
@@ -262,6 +280,9 @@ def test_rows_that_are_not_the_declared_ones(change, message):
     write_csv('train.csv')
     write_csv('dev.csv')
     write_csv('header.csv', [])
+    write_csv('half.csv', [('a', 0.5)])
+    write_csv('asked.csv', [('Who?', 'He.', 'He')], ('review', 'passage', 'verdict'))
+    Path('deep.jsonl').write_text('[' * 100_000)
     write_csv('twice.csv', [('a', 'good', 'b')], ('review', 'verdict', 'review'))
     Path('latin.csv').write_bytes(b'review,verdict,caf\xe9\na,good,b\n')
     for name in ('empty.csv', 'rows.txt'):
@@ -280,6 +301,8 @@ def test_rows_that_are_not_the_declared_ones(change, message):
         ('my task', {}, 'the name is part of file names'),
         ('own', {'text_columns': []}, r'tasks\.own\.text_columns \[\]: a classification task reads one or two columns'),
         ('own', ANSWERS, 'a span task reads two columns'),
+        ('own', {'text_columns': ['verdict']}, "'verdict' is two of its columns: text_columns and label_column name"),
+        ('own', {'text_columns': ['a', 'a']}, "'a' is two of its columns"),
         ('own', {'label_names': ['one']}, r"label_names \['one'\]: name two or more classes"),
         ('own', {'label_names': ['a', 'a']}, 'a name is listed twice'),
         ('own', NUMBERS | {'label_names': ['a', 'b']}, 'a regression task has no classes'),

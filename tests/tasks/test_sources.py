@@ -51,6 +51,8 @@ def test_rows_of_files(load):
     row = {'id': 'x', 'question': 'which', 'context': 'one two', 'answers_text': ('two',), 'answer_starts': (4,)}
     assert vars(data.train[0]) == row
     assert data.train[1].answers_text == ()
+    one, two = load('squad2', train=SQUAD | {'context': ['one two', 'one two']}, dev=SQUAD).train
+    assert one.context is two.context  # a passage is kept once
 
 
 def test_files_are_read_once_unless_they_change(load):
