@@ -227,9 +227,12 @@ class Evidence:
         runs = [run.run_name for run in self.find_runs(model)]
         if not runs:
             return f'no finished pretraining run {model.run_name(self.scale)}'
-        failed = [r for r in self.failures if r.task == what and r.checkpoint.run_name in runs]
-        if failed:
-            return f'{what} from {failed[0].checkpoint.run_name} failed: {failed[0].error}'
+        return self._explain_lack(what, runs)
+
+    def _explain_lack(self, what: str, runs: Sequence[str]) -> str:
+        for failed in self.failures:
+            if failed.task == what and failed.checkpoint.run_name in runs:
+                return f'{what} from {failed.checkpoint.run_name} failed: {failed.error}'
         return f'{what} of {", ".join(runs)} is not recorded'
 
     def _gather(
@@ -254,7 +257,7 @@ class Evidence:
             terms=(Term(1.0, {run.seed: values for run, _, values in found}, rounding=rounding),),
             runs=tuple(run for run, *_ in found),
             records=tuple(record for _, records, _ in found for record in records),
-            note='; '.join([*notes, *(f'{what} of {name} is not recorded' for name in lacking)]),
+            note='; '.join([*notes, *(self._explain_lack(what, [name]) for name in lacking)]),
         )
 
 

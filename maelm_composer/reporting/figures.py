@@ -295,11 +295,15 @@ def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
 
 
 def _plot(panel: Axes, points: Points, label: str | None, style: Style) -> None:
-    """Draw a line with 95 % intervals as bars."""
+    """Draw a line with 95 % intervals as bars; points of too few pretraining seeds for an interval are hollow."""
     known: Any = [(x, r.value, r.drawn_interval) for x, r in points if r.value is not None]
     if not known:
         return
     panel.plot(*zip(*[point[:2] for point in known], strict=True), label=label, **{'markersize': 5, **style})
+    for x, row in points:
+        if row.value is not None and row.pretraining_seeds < ENOUGH_SEEDS:
+            hollow = {**style, 'linestyle': '', 'markerfacecolor': 'white'}
+            panel.plot([x], [row.value], **{'markersize': 5, **hollow})
     for x, value, interval in known:
         if interval:
             low, high = interval

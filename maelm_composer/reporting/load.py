@@ -88,8 +88,10 @@ def read_evidence(records: Path, scale: str) -> Evidence:
 def _read_curve(path: Path) -> list[dict[str, str]]:
     try:
         rows = read_csv(path)
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, csv.Error):
         raise InputError(f'{path} is damaged: {REMEDY}') from None
+    if not path.read_bytes().endswith(b'\n'):
+        raise InputError(f'{path} is cut off: {REMEDY}')
     for number, row in enumerate(rows, 2):
         try:
             int(row['samples']), float(row['train_loss']), float(row['eval_loss'] or 0)
@@ -117,7 +119,7 @@ def _assert_comparable(evidence: Evidence) -> None:
 
 
 def _assert_one_checkpoint(evidence: Evidence) -> None:
-    """All measurements of one checkpoint must be of the same weights."""
+    """All measurements of one checkpoint must be of the same weights, and of the recorded run's recipe."""
     of_checkpoint: dict[tuple[str | None, int | None], FinetuningRecord | RankRecord] = {}
     measured: list[FinetuningRecord | RankRecord] = [*evidence.ranks, *evidence.finetunings]
     for record in measured:
@@ -126,6 +128,11 @@ def _assert_one_checkpoint(evidence: Evidence) -> None:
         if found.hash != first.checkpoint.hash:
             where = f'records {first.key} and {record.key} of {found.run_name} at {found.samples} samples'
             raise InputError(f'{where} are of different weights: keep those of one')
+        run = evidence.runs.get(found.run_name or '')
+        if run is not None and found.recipe_hash != run.provenance.recipe_hash:
+            raise InputError(
+                f'record {record.key} is of another recipe than the run {run.run_name}: keep those of one experiment'
+            )
 
 
 def assert_equal(records: Sequence[FinetuningRecord | RankRecord], where: str, *names: str) -> None:

@@ -100,7 +100,13 @@ def build_recipes(builder: RowBuilder) -> list[Row]:
     for each in found:
         made, lead = _compare(builder, each)
         flops = each.rung.flops
-        rows |= {(row.row, row.column, flops): row.at(flops, 'FLOPs') for row in made}  # each RoBERTa once
+        for row in made:  # each RoBERTa once
+            same = rows.setdefault((row.row, row.column, flops), row.at(flops, 'FLOPs'))
+            if same.run_keys != row.run_keys:
+                raise InputError(
+                    f'{row.row} at {flops:.0e} FLOPs is {same.run_keys} as well as {row.run_keys}: '
+                    'keep those of one recipe'
+                )
         claims.append(Claim(f'{GAP}, {each.label}', RELATIVE, lead, margin=100 * MARGIN_RANK_SHARE))
     judged = builder.claims(PERCENT, *claims)
     return [*rows.values(), *(row.at(c.rung.flops, 'FLOPs') for row, c in zip(judged, found, strict=True))]
@@ -158,8 +164,7 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
                     f'recipes/{folder}: {mae_lm.name} has {ROWS}={num_rows}, as no MAE-LM of {evidence.scale}'
                 )
             rung = rungs[num_rows]
-            usual = {model: evidence.find_runs(model)[0].identity for model in (rung.mae_lm, rung.roberta)}
-            label = _describe(mae_lm.settings, usual[rung.mae_lm])
+            label = _describe(mae_lm.settings, evidence.find_runs(rung.mae_lm)[0].identity)
             differing = [(mae_lm.find_differing(roberta), roberta) for roberta in robertas]
             keys, roberta = min(differing, key=lambda pair: len(pair[0]), default=(['everything'], None))
             if keys or roberta is None:
@@ -169,19 +174,29 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
                 )
                 continue
             assert_equal([rank for group in (mae_lm, roberta) for _, rank in group.runs.values()], RANKS, *RANK_OPTIONS)
-            theirs = _describe(roberta.settings, usual[rung.roberta])
+            usual = next((run.identity for run in evidence.find_runs(rung.roberta)), {})
+            theirs = _describe(roberta.settings, usual)
             yield Comparison(folder, rung, label, theirs, mae_lm, roberta, is_rungs=roberta in own)
 
 
 def _group(evidence: Evidence) -> list[Group]:
-    ranks = {(rank.checkpoint.run_name, rank.checkpoint.samples): rank for rank in evidence.ranks}
+    """The recorded runs by recipe. Raises InputError if a run has two rank records, or a recipe one seed twice."""
+    ranks = dict[tuple[str | None, int | None], RankRecord]()
+    for rank in evidence.ranks:
+        first = ranks.setdefault((rank.checkpoint.run_name, rank.checkpoint.samples), rank)
+        if first is not rank:
+            raise InputError(f'rank records {first.key} and {rank.key} of {rank.checkpoint.run_name}: keep one')
     found = defaultdict[str, dict[int, tuple[PretrainingRecord, RankRecord]]](dict)
     settings: dict[str, Settings] = {}
     for run in evidence.runs.values():
         if rank := ranks.get((run.run_name, run.samples)):
             key = repr(sorted(_drop_seed(run).items()))
             settings[key] = _drop_seed(run)
-            found[key][run.seed] = run, rank
+            first_run, _ = found[key].setdefault(run.seed, (run, rank))
+            if first_run is not run:
+                raise InputError(
+                    f'{first_run.run_name} and {run.run_name} differ in nothing, not even the seed: keep one'
+                )
     return [Group(settings[key], runs) for key, runs in found.items()]
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maelm_composer.console import begin_table, open_console
+from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, RECIPES, artefacts_of, find_artefact
 from maelm_composer.reporting.evidence import Evidence
@@ -45,7 +46,10 @@ def report(scale: str, results: Path) -> tuple[Path, Tables]:
     Raises:
         InputError: no records, or records that contradict each other.
     """
-    folder, evidence = results / scale, load_evidence(results / scale, scale)
+    folder = results / scale
+    if folder.name != scale:
+        raise InputError(f'{scale!r} is not the name of a scale, such as ladder')
+    evidence = load_evidence(folder, scale)
     tables = write_tables(folder, evidence)
     drawn = {
         name: partial(DRAWINGS[name], rows)
@@ -67,6 +71,9 @@ def _has_curve(rows: Sequence[Row]) -> bool:
 
 def write_tables(folder: Path, evidence: Evidence) -> Tables:
     """Make every CSV file of ``folder`` from ``evidence``. Raises InputError for records that contradict each other."""
+    models = {demand.model for artefact in artefacts_of(evidence.scale) for demand in artefact.demands}
+    if not any(map(evidence.find_runs, models)):
+        raise InputError(f'{folder}/records has no finished run of a model of {evidence.scale}: nothing was written')
     tables = build_tables(evidence)
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)

@@ -83,7 +83,8 @@ class Suite:
     def load_corpus(self) -> CorpusConfig:
         if 'MAELM_DATA' in os.environ:  # MAELM_DATA names the folder of text and tasks
             os.environ.setdefault('DATA_ROOT', os.environ['MAELM_DATA'])
-        return load_config(CorpusConfig, *split_arguments(self.settings.data))
+        config: CorpusConfig = self._load(CorpusConfig, *self.settings.data)
+        return config
 
     def list_precisions(self) -> tuple[Precision, Precision]:
         """The precision of pretraining and that of fine-tuning."""
@@ -124,7 +125,10 @@ class Suite:
 
     def _load(self, root: type, *entries: str) -> Any:
         if (root, entries) not in self._loaded:  # a plan asks for the same recipe thousands of times
-            self._loaded[root, entries] = load_config(root, *split_arguments(entries))
+            try:
+                self._loaded[root, entries] = load_config(root, *split_arguments(entries))
+            except InputError as error:  # the pairs are those of the settings
+                raise InputError(f'settings of {self.scale}: {str(error).removeprefix("command line: ")}') from None
         return self._loaded[root, entries]
 
 
@@ -145,6 +149,8 @@ def load_suite(
     for name, place in (('--work', work), ('--results', results)):
         if place is not None:
             assert_local(place, name)
+    if Path(scale).name != scale:
+        raise InputError(f'{scale!r} is not the name of a scale, such as ladder')
     path, settings = _load_settings(scale)
     for name in LISTS:
         if not getattr(settings, name):

@@ -85,7 +85,12 @@ def test_two_checkpoints_or_two_rank_records_of_a_run_are_refused(full):
     refusal = r'records .* of medium-s17 at 400 samples are of different weights'
     with pytest.raises(InputError, match=refusal):
         build(full)
-    change(full, 'finetuning', path.name, checkpoint=checkpoint | {'hash': 'weights-medium-s17-400'})
+    checkpoint |= {'hash': 'weights-medium-s17-400'}
+    change(full, 'finetuning', path.name, checkpoint=checkpoint | {'recipe_hash': 'another'})
+    with pytest.raises(InputError, match=r'record .* is of another recipe than the run medium-s17'):
+        build(full)
+    change(full, 'finetuning', path.name, checkpoint=checkpoint)
+    checkpoint |= {'hash': 'another'}
     change(full, 'rank', 'rank-medium-s17.json', checkpoint=checkpoint)
     with pytest.raises(InputError, match=refusal):
         build(full)
@@ -116,6 +121,9 @@ def test_a_log_that_is_cut_off_is_named(full):
         path.write_text('\n'.join(rest) + '\n')
         with pytest.raises(InputError, match=r'medium-s17\.csv is cut off: copy the metrics.csv of the run'):
             build(full)
+    path.write_text('\n'.join(lines)[:-1])  # the last number is another one
+    with pytest.raises(InputError, match=r'medium-s17\.csv is cut off'):
+        build(full)
     content = bytearray('\n'.join(lines).encode())
     content[len(content) // 2] ^= 0x80
     path.write_bytes(content)

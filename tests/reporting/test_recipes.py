@@ -1,5 +1,7 @@
 """Comparisons with other settings than the ladder's: which runs are paired, and what names them."""
 
+import json
+
 import pytest
 
 from maelm_composer.errors import InputError
@@ -149,6 +151,33 @@ def test_two_records_of_one_run_are_refused(ladder):
     (folder / 'copy.json').write_text((folder / 'one-s17.json').read_text())
     with pytest.raises(InputError, match=r'recipes/one/pretraining has two records of one-s17: keep one'):
         find(ladder)
+    (folder / 'copy.json').unlink()
+    add(ladder, 'copy', MAE_LM | {'model.decoder.num_hidden_layers': 1}, lead=4, seeds=(17,), folder='one')
+    with pytest.raises(InputError, match=r'^copy-s17 and one-s17 differ in nothing, not even the seed: keep one'):
+        find(ladder)
+    (folder / 'copy-s17.json').unlink()
+    path = next((folder.parent / 'rank').glob('*one-s17*'))
+    again = json.loads(path.read_text()) | {'key': 'again'}
+    path.with_name('again.json').write_text(json.dumps(again))
+    with pytest.raises(InputError, match=r'^rank records again and .* of one-s17: keep one'):
+        find(ladder)
+
+
+def test_two_robertas_of_one_name_are_refused(ladder):
+    """The precision distinguishes them, and no name has the precision."""
+    for precision, decoder in (('fp32', 1), ('bf16', 4)):
+        slow = {'optimizer.learning_rate': 0.002, 'training.precision': precision}
+        add(ladder, f'{precision}-roberta', ROBERTA | slow, folder=precision)
+        add(ladder, precision, MAE_LM | slow | {'model.decoder.num_hidden_layers': decoder}, folder=precision)
+    with pytest.raises(InputError, match=r'^RoBERTa, 2 layers, learning rate 0\.002 at 3e\+13 FLOPs is .* as well as'):
+        find(ladder)
+
+
+def test_a_rung_without_its_roberta_names_the_setting(ladder):
+    for path in (ladder.records / 'pretraining').glob('ladder-3e13-roberta*'):
+        path.unlink()
+    add(ladder, 'one', MAE_LM | {'model.decoder.num_hidden_layers': 1}, folder='one')
+    assert find(ladder)['MAE-LM − RoBERTa, 2 + 1 layers', 'real_rank_excess'].note == 'no RoBERTa of these settings'
 
 
 def test_the_table_goes_with_its_records(ladder):

@@ -167,8 +167,16 @@ def test_a_figure_whose_records_are_gone_goes_too(archive):
     made.add_run('medium')
     page, _ = report('medium', made.results)
     assert (page.parent / 'training.png').exists()
+    written = (page.parent / 'training.csv').read_bytes()
     for path in (made.records / 'pretraining').iterdir():
         path.unlink()
+    with pytest.raises(
+        InputError, match=r'medium/records has no finished run of a model of medium: nothing was written'
+    ):
+        report('medium', made.results)
+    assert (page.parent / 'training.csv').read_bytes() == written
+    made.add_run('medium-roberta')
+    (made.records / 'pretraining/medium-roberta.csv').unlink()
     report('medium', made.results)
     assert not (page.parent / 'training.png').exists()
     assert 'no finished pretraining run medium' in (page.parent / 'training.csv').read_text()
@@ -178,6 +186,9 @@ def test_bad_records_are_named_in_one_line(archive):
     made = archive('medium')
     with pytest.raises(InputError, match=r'no records in .*medium/records'):
         report('medium', made.results)
+    for name in ('medium/', '../results/medium'):
+        with pytest.raises(InputError, match='is not the name of a scale, such as ladder'):
+            report(name, made.results)
     made.add_run('medium')
     path = made.write('finetuning', 'broken', {'key': 'x', 'status': 'finished'})
     with pytest.raises(InputError, match=r'broken.json is no fine-tuning record: provenance: Field required'):

@@ -232,6 +232,12 @@ def test_bad_input_is_one_clear_line(demo, own, tmp_path):
         load_suite('tiny')
     with pytest.raises(InputError, match=r'no yamls/suite/.yaml: the scales are base'):
         load_suite('')
+    with pytest.raises(InputError, match=r"^'\.\./suite/small' is not the name of a scale, such as ladder"):
+        load_suite('../suite/small')
+    added = tmp_path / 'added.yaml'
+    added.write_text('finetuning: [nope=1]')
+    with pytest.raises(InputError, match=r'^settings of demo: unknown key nope'):
+        load_suite('demo', added=str(added)).load_finetuning(MAE_LM, 0, ())
     with pytest.raises(InputError, match="scale ladder has no artefact 'table1': there are ladder"):
         choose_artefacts(dataclasses.replace(demo, scale='ladder'), 'ladder,table1')
     for names in ('table1,', ',table1'):
@@ -246,7 +252,6 @@ def test_bad_input_is_one_clear_line(demo, own, tmp_path):
     own.settings.finetuning.append('tasks.reviews.metrics=[f2]')
     with pytest.raises(InputError, match=r'tasks\.reviews\.metrics: f2 is no metric'):
         choose_artefacts(own, 'table1')
-    added = tmp_path / 'added.yaml'
     for text, message in (
         ('pretraining_seeds_of: {table9: [1]}', 'names table9: the artefacts and overlays are table1, table2'),
         ('pretraining_of: {table2: [seed=1]}', 'pretraining_of names table2: the overlays are roberta, encoder_with'),
