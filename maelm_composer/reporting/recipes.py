@@ -182,10 +182,10 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
 def _group(evidence: Evidence) -> list[Group]:
     """The recorded runs by recipe. Raises InputError if a run has two rank records, or a recipe one seed twice."""
     ranks = dict[tuple[str | None, int | None], RankRecord]()
-    for rank in evidence.ranks:
-        first = ranks.setdefault((rank.checkpoint.run_name, rank.checkpoint.samples), rank)
-        if first is not rank:
-            raise InputError(f'rank records {first.key} and {rank.key} of {rank.checkpoint.run_name}: keep one')
+    for record in evidence.ranks:
+        first = ranks.setdefault((record.checkpoint.run_name, record.checkpoint.samples), record)
+        if first is not record:
+            raise InputError(f'rank records {first.key} and {record.key} of {record.checkpoint.run_name}: keep one')
     found = defaultdict[str, dict[int, tuple[PretrainingRecord, RankRecord]]](dict)
     settings: dict[str, Settings] = {}
     for run in evidence.runs.values():
