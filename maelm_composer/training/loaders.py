@@ -18,19 +18,29 @@ from maelm_composer.training.plan import Plan
 
 
 def build_train_loader(plan: Plan, collator: MaskingCollator) -> DataSpec:
-    dataset, settings = _open_rows(plan, 'train', plan.device_batch_size), _loader_settings(plan, collator)
-    loader = StreamingDataLoader(dataset, batch_size=plan.device_batch_size, drop_last=True, **settings)
+    num_workers = plan.config.data.num_workers
+    loader = StreamingDataLoader(
+        _open_rows(plan, 'train', plan.device_batch_size),
+        batch_size=plan.device_batch_size,
+        drop_last=True,
+        num_workers=num_workers,
+        prefetch_factor=4 if num_workers else None,
+        persistent_workers=num_workers > 0,
+        worker_init_fn=follow_trainer,
+        **_loader_settings(collator),
+    )
     return DataSpec(loader, get_num_tokens_in_batch=count_predicted)
 
 
 def build_evaluator(plan: Plan, collator: MaskingCollator) -> Evaluator:
     """Evaluate the first ``eval_rows`` validation rows, each once, with the same masks every time."""
     training = plan.config.training
-    dataset, settings = _open_rows(plan, 'validation', plan.microbatch_size), _loader_settings(plan, collator)
     # Rows are read by their index, so the batch size of the dataset has no effect.
-    subset = Subset(dataset, range(plan.eval_rows))
+    subset = Subset(_open_rows(plan, 'validation', plan.microbatch_size), range(plan.eval_rows))
     sampler = dist.get_sampler(subset, shuffle=False)
-    loader = DataLoader(subset, batch_size=plan.microbatch_size, sampler=sampler, **settings)
+    # Without workers: Python 3.11 may hang in a fork while another thread, as gloo's after a training step, makes its
+    # thread state. In a run on two ranks the first validation's worker hung so, and with it the run.
+    loader = DataLoader(subset, batch_size=plan.microbatch_size, sampler=sampler, **_loader_settings(collator))
     return Evaluator(
         label='eval',
         dataloader=DataSpec(loader, get_num_tokens_in_batch=count_predicted),
@@ -46,14 +56,5 @@ def _open_rows(plan: Plan, split: str, batch_size: int) -> PretrainingRows:
     )
 
 
-def _loader_settings(plan: Plan, collator: MaskingCollator) -> dict[str, Any]:
-    num_workers = plan.config.data.num_workers
-    return {
-        'collate_fn': collator,
-        'num_workers': num_workers,
-        'prefetch_factor': 4 if num_workers else None,
-        'persistent_workers': num_workers > 0,
-        'pin_memory': torch.cuda.is_available(),
-        'worker_init_fn': follow_trainer,
-        'generator': torch.Generator(),
-    }
+def _loader_settings(collator: MaskingCollator) -> dict[str, Any]:
+    return {'collate_fn': collator, 'pin_memory': torch.cuda.is_available(), 'generator': torch.Generator()}
