@@ -30,7 +30,7 @@ Exported by maelm-composer, which reproduces "Representation Deficiency in Maske
 from transformers import {auto}, AutoTokenizer
 
 model = {auto}.from_pretrained(FOLDER{options})
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+tokenizer = AutoTokenizer.from_pretrained(FOLDER{trust})
 ```
 
 | | |
@@ -52,6 +52,7 @@ def name_auto_class(class_name: str) -> str:
 def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mapping[str, Any], class_name: str) -> str:
     """The text of README.md: how to load the model, and its recipe, data and results as far as they are recorded."""
     is_stock = not class_name.startswith('Maelm')
+    trust = '' if is_stock else ', trust_remote_code=True'
     task = description.get('task')
     auto = name_auto_class(class_name)
     identity, config = pretrained.identity, pretrained.config
@@ -83,8 +84,8 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
         metadata=''.join(f'{line}\n' for line in metadata),
         title=(identity.run_name or Path(found.uri).name) + (f', fine-tuned on {task}' if task else ''),
         auto=auto,
-        options=('' if is_stock else ', trust_remote_code=True')
-        + (', add_pooling_layer=False' if auto == 'AutoModel' else ''),
+        trust=trust,
+        options=trust + (', add_pooling_layer=False' if auto == 'AutoModel' else ''),
         facts='\n'.join(rows),
         results=_describe_results(found, record, finetuned),
         text=_describe_text(manifest),

@@ -18,6 +18,7 @@ from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, list_ch
 from maelm_composer.checkpoints.huggingface import export_encoder
 from maelm_composer.checkpoints.names import WEIGHTS
 from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pretrained, set_to_masked_text
+from maelm_composer.data.storage import is_s3
 from maelm_composer.data.tokenizer import make_template, write_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask, assert_local, writing_tensors
@@ -54,12 +55,16 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
     """
     assert_local(folder, 'the exported folder')
     target = Path(os.path.realpath(folder))  # a link to an empty folder cannot be replaced
+    if target == Path.cwd():  # which a rename would remove
+        raise InputError('the exported folder is the working directory: name another folder')
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f'{folder} exists and is not empty: name another folder')
     found = find_encoder(checkpoint)
     if found is None:
+        is_there = is_s3(checkpoint) or Path(checkpoint).exists()
         raise InputError(
-            f'{checkpoint} is not an encoder of ours: name a run folder, a checkpoint or a fine-tuned model'
+            f'{checkpoint!r} {"is not an encoder of ours" if is_there else "does not exist"}: '
+            'name a run folder, a checkpoint or a fine-tuned model'
         )
     parts = {'': found}
     if all_checkpoints:
@@ -118,7 +123,7 @@ def _write_folder(found: EncoderFolder, folder: Path) -> None:
     description = found.read_description() if found.run is None else {}
     model = build_stock_model(pretrained, description, read_weights(found, 'head.')[0])
     tokenizer = pretrained.tokenizer
-    if type(model).__name__.endswith(_MASKED_LM):
+    if found.run is not None:  # as `maelm fill`, so that the encoders of all variants read a text alike
         set_to_masked_text(tokenizer)
     else:
         tokenizer.split_special_tokens = False  # Hugging Face's convention: "[MASK]" in a text is the mask token
@@ -188,6 +193,9 @@ def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], he
         module = Path(modeling_maelm.__file__).stem
         config.auto_map = {name_auto_class(s): f'{module}.Maelm{s}' for s in _HEADS}
         config.auto_map['AutoConfig'] = f'{module}.MaelmConfig'
+        config.tokenizer_class = (
+            'PreTrainedTokenizerFast'  # without, pipeline() of Transformers 4.51 loads no tokenizer
+        )
     with torch.device('meta'):  # no initial weights: the checkpoint has all of them
         model = model_class(config, add_pooling_layer=False) if suffix == _ENCODER else model_class(config)
     model.load_state_dict(weights, assign=True)

@@ -140,7 +140,7 @@ def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
         try:
             plain: dict[str, Any] = checkpoint.read_description()['config'] | {'decoder': None}
             for field in dataclasses.fields(ModelConfig):
-                if isinstance(field.default, Enum):
+                if isinstance(field.default, Enum) and field.name in plain:  # a later key has its default
                     plain[field.name] = type(field.default)[plain[field.name]]
             return ModelConfig(**plain)
         except (KeyError, TypeError) as error:

@@ -36,11 +36,11 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
     exact = half // 2
     size = distance.abs()
     ratio = torch.log(size.clamp(min=exact).double() / exact)
+    # 1e-9 is more than the rounding error of a whole number, which must stay as it is.
     if function == 't5':
-        far = exact + (ratio / math.log(max_distance / exact) * (half - exact)).floor().long()
+        far = exact + (ratio / math.log(max_distance / exact) * (half - exact) + 1e-9).floor().long()
         return torch.where(size < exact, size, far.clamp(max=half - 1)) + half * (distance > 0)
     if function == 'authors':  # rounds up instead of down, and reaches the last bucket at a shorter distance
-        # 1e-9 is more than the rounding error of a whole number, which must stay as it is.
         far = exact + (ratio / math.log((max_distance - 1) / exact) * (half - 1 - exact) - 1e-9).ceil().long()
         return half - 1 + torch.where(size < exact, size, far.clamp(max=half - 1)) * distance.sign()
     raise ValueError(f'relative_attention_function {function!r} is neither t5 nor authors')
@@ -56,15 +56,17 @@ class MaelmEncoder(modeling_mpnet.MPNetEncoder):
 
     def compute_position_bias(self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 0) -> Tensor:
         """(B, S, D) hidden states -> (B, heads, S, S) bias. The last two arguments are MPNet's and unused."""
-        positions = torch.arange(x.shape[1], device=x.device)
-        config = self.config
-        buckets = bucket_distances(
-            positions[None, :] - positions[:, None],
+        length, config = x.shape[1], self.config
+        bucket_of_distance = bucket_distances(
+            torch.arange(1 - length, length, device='cpu'),  # other devices round otherwise, or lack float64
             config.relative_attention_num_buckets,
             config.relative_attention_max_distance,
             config.relative_attention_function,
         )
-        return self.relative_attention_bias(buckets).permute(2, 0, 1).expand(x.shape[0], -1, -1, -1)
+        by_distance = self.relative_attention_bias(bucket_of_distance.to(x.device))  # (2S - 1, heads)
+        positions = torch.arange(length, device=x.device)
+        distance = positions[None, :] - positions[:, None] + (length - 1)
+        return by_distance[distance].permute(2, 0, 1).expand(x.shape[0], -1, -1, -1)
 
 
 class MaelmModel(modeling_mpnet.MPNetModel):

@@ -61,10 +61,12 @@ class MaskingCollator:
         """The batch whose masks are the [MASK]s in (B, N) ``ids``; S and M are the largest of a row.
 
         The label of a [MASK] is its own id. Of a row's [MASK]s, the encoder reads the share δ that come first.
+        Random tokens in their place depend on the position alone, so that a text reads alike in any batch.
         """
         is_masked = ids == self.vocab_size - 1
         is_fed_masked = is_masked & (is_masked.cumsum(axis=1) <= self._count_fed(is_masked.sum(axis=1))[:, None])
-        content = self._content(ids, np.zeros(len(ids), np.int64), np.arange(len(ids)))
+        zeros = np.zeros(len(ids), np.int64)
+        content = self._content(ids, epochs=zeros, rows=zeros)
         fed_ids = np.where(is_fed_masked, content, ids)
         widths = [int(flags.sum(axis=1).max()) for flags in (~is_masked | is_fed_masked, is_masked)]
         return self._view(ids, fed_ids, is_masked, is_fed_masked, widths)

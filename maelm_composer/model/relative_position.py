@@ -22,12 +22,12 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
     exact = half // 2
     size = distance.abs()
     ratio = torch.log(size.clamp(min=exact).double() / exact)
+    # 1e-9 is more than the rounding error of a whole number, which must stay as it is.
     match function:
         case RelativePositionFunction.t5:
-            far = exact + (ratio / math.log(max_distance / exact) * (half - exact)).floor().long()
+            far = exact + (ratio / math.log(max_distance / exact) * (half - exact) + 1e-9).floor().long()
             return torch.where(size < exact, size, far.clamp(max=half - 1)) + half * (distance > 0)
         case RelativePositionFunction.authors:
-            # The guard keeps an exact integer, such as the ratio at max_distance - 1, from being rounded up once more.
             far = exact + (ratio / math.log((max_distance - 1) / exact) * (half - 1 - exact) - 1e-9).ceil().long()
             return half - 1 + torch.where(size < exact, size, far.clamp(max=half - 1)) * distance.sign()
 

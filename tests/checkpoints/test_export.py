@@ -98,6 +98,7 @@ def test_auto_model_computes_the_same(make_run, tmp_path, kind):
     export(run, str(folder))
     stock = KINDS[kind][1]
     model = AutoModel.from_pretrained(folder, trust_remote_code=stock is None, add_pooling_layer=False)
+    assert stock or model.config.tokenizer_class == 'PreTrainedTokenizerFast'  # by which pipelines find it
     if stock is None:
         assert type(model).__module__.startswith('transformers_modules')  # the folder's own code, not ours
     else:
@@ -221,7 +222,12 @@ def test_the_card_says_what_is_known_and_no_address(make_run, tmp_path):
     export(make_run('base_pp'), str(tmp_path / 'exported'))
     card = (tmp_path / 'exported/README.md').read_text()
     assert card.startswith('---\nlicense: unknown')
-    for part in ('trust_remote_code=True', 'd' * 64, '| validation loss (nats) | 2.3457 |', 'mlm_probability: 0.15'):
+    for part in (
+        'AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)',
+        'd' * 64,
+        '| validation loss (nats) | 2.3457 |',
+        'mlm_probability: 0.15',
+    ):
         assert part in card
     assert 'secret' not in card
 
@@ -311,6 +317,16 @@ class TestRefusals:
         export(make_run('mpnet'), str(tmp_path / 'exported'))
         with pytest.raises(InputError, match='is not an encoder of ours'):
             export(str(tmp_path / 'exported'), str(tmp_path / 'again'))
+        with pytest.raises(InputError, match=r"^'.*/nowhere' does not exist: name a run folder"):
+            export(str(tmp_path / 'nowhere'), str(tmp_path / 'again'))
+
+    def test_the_working_directory(self, make_run, tmp_path, monkeypatch):
+        run = make_run('mpnet')
+        (tmp_path / 'here').mkdir()
+        monkeypatch.chdir(tmp_path / 'here')
+        for name in ('.', ''):
+            with pytest.raises(InputError, match='the exported folder is the working directory: name another folder'):
+                export(run, name)
 
     def test_a_failure_leaves_nothing(self, make_run, tmp_path, monkeypatch):
         run = make_run('mpnet')

@@ -108,7 +108,7 @@ def test_there_and_back_is_the_same_model(theirs):
 
 
 @pytest.mark.parametrize('function', RelativePositionFunction)
-@pytest.mark.parametrize('buckets, max_distance', [(32, 128), (64, 128), (128, 256)])
+@pytest.mark.parametrize('buckets, max_distance', [(32, 128), (64, 128), (128, 256), (64, 256), (144, 64)])
 def test_the_exported_file_has_our_bucket_functions(function, buckets, max_distance):
     distances = torch.arange(-600, 601)
     expected = bucket_distances(distances, buckets, max_distance, function)

@@ -35,6 +35,11 @@ def test_authors_function_is_deberta_v2s_with_half_the_buckets_and_a_clamp(bucke
     assert_close(bucket_distances(OFFSETS, buckets, max_distance, AUTHORS), expected, rtol=0, atol=0)
 
 
+def test_a_ratio_that_rounding_would_put_below_a_whole_number_opens_its_bucket():
+    at = torch.tensor([-47, -48])  # log(48 / 36) / log(64 / 36) is 1/2: bucket 36 + 18
+    assert bucket_distances(at, 144, 64, T5).tolist() == [52, 54]
+
+
 @pytest.mark.parametrize(
     'buckets, max_distance, authors_last, t5_last, differing, share_of_pairs',
     [(32, 128, 86, 91, 35, 12.6), (64, 128, 111, 113, 39, 13.7), (128, 256, 239, 240, 82, 25.8)],
