@@ -92,7 +92,7 @@ class CorpusConfig:
 class DataConfig:
     remote: str = MISSING  # output of `maelm shards`: local folder or s3://bucket/prefix
     local: str | None = None  # cache of unpacked shards; null: $MAELM_CACHE or ~/.cache/maelm
-    num_workers: int = number(2, at_least=0)  # loader processes per rank
+    num_workers: int = number(2, at_least=0)  # loader processes per rank in training; validation has none
     shuffle_block_size: int = 262_144  # rows that are shuffled together
 
 
