@@ -89,10 +89,11 @@ def analyze_ranks(
     decisive = [pretrained.identity.hash, pretrained.identity.implementation, source.identity['hash'], plain]
     key = hash_json(decisive)[:16]
     path = Path(home, f'{key}.json')
+    of_encoder = {'checkpoint': pretrained.identity}  # of equal weights, perhaps made or moved again
     if path.exists():
-        return load_record(path, parse_rank)
+        return load_record(path, parse_rank).model_copy(update=of_encoder)
     if folder is None and (former := Path(RANKS, path.name)).exists():
-        record = load_record(former, parse_rank)
+        record = load_record(former, parse_rank).model_copy(update=of_encoder)
         write_record(path, record)
         return record
     assert_writable(path.parent)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from maelm_composer.config import FinetuningConfig, SpanConfig
-from maelm_composer.device import explain_shortage
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE, predict
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.records import Evaluation
@@ -76,8 +75,7 @@ class Evaluator:
 
     def evaluate(self, model: FinetuningModel, step: int) -> None:
         start = time.perf_counter()
-        with explain_shortage(self.batch_size, 'device_train_microbatch_size'):
-            result = self._evaluate(model)
+        result = self._evaluate(model)
         score = result.metrics[self.task.metric]
         if all(score > earlier.score for earlier in self.history):
             self.best, self.best_step = result, step

@@ -49,8 +49,10 @@ def fit_rows(config: FinetuningConfig, max_seq_len: int) -> FinetuningConfig:
     return dataclasses.replace(config, max_seq_len=longest, span=fit_span(config.span, longest))
 
 
-def find_finished(config: FinetuningConfig, key: str) -> FinetuningRecord | None:
+def find_finished(config: FinetuningConfig, key: str, identity: EncoderIdentity) -> FinetuningRecord | None:
     """The record of a run that finished and left everything that ``config`` asks for, or None.
+
+    It names ``identity``, whose weights are those of the record: the checkpoint may have been made or moved again.
 
     Raises:
         InputError: the file is no fine-tuning record.
@@ -62,7 +64,7 @@ def find_finished(config: FinetuningConfig, key: str) -> FinetuningRecord | None
         record = load_record(path, parse_finetuning)
     except FileNotFoundError:
         return None
-    return record if isinstance(record, FinetuningRecord) else None
+    return record.model_copy(update={'checkpoint': identity}) if isinstance(record, FinetuningRecord) else None
 
 
 def describe_run(config: FinetuningConfig, key: str, identity: EncoderIdentity, data_hash: str) -> dict[str, Any]:

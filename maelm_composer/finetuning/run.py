@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
@@ -53,7 +52,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     tell(choice.notice)
     config = fit_rows(dataclasses.replace(config, precision=choice.precision), pretrained.max_seq_len)
     key = run_key(config, pretrained.identity, data.hash)
-    if (record := find_finished(config, key)) is not None:
+    if (record := find_finished(config, key, pretrained.identity)) is not None:
         return record
 
     assert_writable(folder)
@@ -78,8 +77,13 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
 
     remedy = 'device_train_microbatch_size' + (', or raise sweep.gpus_per_run' if devices < 1 else '')
+
+    def evaluate(step: int) -> None:
+        with explain_shortage(evaluator.batch_size, remedy):
+            evaluator.evaluate(model, step)
+
     with explain_shortage(config.device_train_microbatch_size or config.batch_size, remedy):
-        report = fit(model, inputs, config, tokenizer.pad_token_id, partial(evaluator.evaluate, model), observe)
+        report = fit(model, inputs, config, tokenizer.pad_token_id, evaluate, observe)
 
     best = evaluator.best
     assert best is not None

@@ -301,7 +301,7 @@ def _plot(panel: Axes, points: Points, label: str | None, style: Style) -> None:
         return
     panel.plot(*zip(*[point[:2] for point in known], strict=True), label=label, **{'markersize': 5, **style})
     for x, row in points:
-        if row.value is not None and row.pretraining_seeds < ENOUGH_SEEDS:
+        if style['marker'] and row.value is not None and row.pretraining_seeds < ENOUGH_SEEDS:
             hollow = {**style, 'linestyle': '', 'markerfacecolor': 'white'}
             panel.plot([x], [row.value], **{'markersize': 5, **hollow})
     for x, value, interval in known:

@@ -174,8 +174,8 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
                 )
                 continue
             assert_equal([rank for group in (mae_lm, roberta) for _, rank in group.runs.values()], RANKS, *RANK_OPTIONS)
-            usual = next((run.identity for run in evidence.find_runs(rung.roberta)), {})
-            theirs = _describe(roberta.settings, usual)
+            first = (evidence.find_runs(rung.roberta) or evidence.find_runs(rung.mae_lm))[0]
+            theirs = _describe(roberta.settings, first.identity)
             yield Comparison(folder, rung, label, theirs, mae_lm, roberta, is_rungs=roberta in own)
 
 

@@ -14,7 +14,7 @@ from maelm_composer.data.corpora import find_files
 from maelm_composer.data.manifest import MANIFEST, TOKENIZER, TOKENIZER_RECIPE
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.identity import describe_protocol
+from maelm_composer.finetuning.identity import describe_protocol, fit_rows
 from maelm_composer.model.cost import count_parameters
 from maelm_composer.processor import count_cores
 from maelm_composer.records import Finetuning, load_folder, load_record, parse_finetuning, parse_pretraining, parse_rank
@@ -246,7 +246,8 @@ class _Planner:
         for name in step.tasks:
             task = find_task(name, config.tasks)
             runs = count_runs(config, task)
-            there = min(self._count_recorded(config, task, pretraining.run_name, step.samples), runs)
+            fitted = fit_rows(config, pretraining.model.max_seq_len)
+            there = self._count_recorded(fitted, task, pretraining.run_name, step.samples)
             if measured := [r.training_seconds + r.evaluation_seconds for r in comparable if r.task == name]:
                 seconds = runs * (mean(measured) + START_SECONDS[step.kind]) / slots
                 basis = 'measured runs'
@@ -271,17 +272,15 @@ class _Planner:
 
         def is_of_search(record: Finetuning) -> bool:
             checkpoint = record.checkpoint
-            # A checkpoint of shorter rows changes two values of the protocol.
-            keys = (protocol.keys() | record.protocol.keys()) - {'max_seq_len', 'span'}
             return (
                 record.status == 'finished'
                 and (record.task, checkpoint.run_name, checkpoint.samples) == (task.name, run_name, samples)
-                and all(record.protocol.get(key) == protocol.get(key) for key in keys)
+                and record.protocol == protocol
                 and record.point in points
                 and record.seed in config.sweep.seeds
             )
 
-        return sum(map(is_of_search, self.recorded))
+        return len({(record.point, record.seed) for record in filter(is_of_search, self.recorded)})
 
     def _estimate(self, kind: Kind, precision: Precision, flops: float, runs: int = 1) -> tuple[float, str]:
         """Seconds on the whole machine of ``runs`` with ``flops`` in all, by the FLOPs model, and its description."""

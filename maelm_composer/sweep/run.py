@@ -157,7 +157,7 @@ class _Sweep:
             cost = run_cost(config, config.max_epochs, facts.training_size, facts.evaluation_size)
             key = run_key(config, facts.identity, facts.data_hash)
             lease = open_lease(config.save_folder, key)
-            job = Job(key, config, task, cost, lease, find_finished(config, key))
+            job = Job(key, config, task, cost, lease, find_finished(config, key, facts.identity))
             self.jobs[task.name].append(job)
             if job.record is None:
                 self.waiting.append(job)
@@ -179,7 +179,8 @@ class _Sweep:
             if not is_free(job.lease):  # another sweep is making the run
                 continue
             self.waiting.remove(job)
-            job.record = find_finished(job.config, job.key)  # made by another sweep meanwhile
+            identity = self.facts[job.task.name].identity
+            job.record = find_finished(job.config, job.key, identity)  # made by another sweep meanwhile
             if job.record is not None:
                 self.progress.announce(job.record)
                 continue
@@ -264,7 +265,7 @@ def record_failure(
     """
     run = describe_run(config, key, facts.identity, facts.data_hash)
     record = FailedFinetuning(**run, error=' '.join(reason.split()), traceback=trace)
-    if find_finished(dataclasses.replace(config, saves_model=False), key) is None:
+    if find_finished(dataclasses.replace(config, saves_model=False), key, facts.identity) is None:
         write_record(Path(config.save_folder, f'{key}.json'), record)
     return record
 

@@ -270,7 +270,7 @@ def _as_classes(task: Task, table: pyarrow.Table, column: pyarrow.ChunkedArray, 
     if is_number and (theirs := find_class_names(table, task.label_column)):
         known, other = ([name.casefold() for name in names] for names in (task.label_names, theirs))
         # Numbers of classes with other names are positions in label_names; a name at another position is a mistake.
-        if any(name in known and known.index(name) != number for number, name in enumerate(other)):
+        if any(name in known and known[number : number + 1] != [name] for number, name in enumerate(other)):
             raise InputError(
                 f'{where} numbers its classes {", ".join(theirs)}: give label_names of {task.name} in this order'
             )

@@ -86,7 +86,7 @@ def _assert_same_tokenizer(config: PretrainingConfig, theirs: Tokenizer) -> None
         raise InputError(f'{join(folder, TOKENIZER_FILE)} is missing: restore the file, which init_from needs')
     ours = Tokenizer.from_buffer(content)
     exported = PreTrainedTokenizerFast(tokenizer_object=ours, mask_token=SPECIAL_TOKENS[-1])  # a copy
-    set_to_masked_text(exported)  # as in a plain MLM's exported folder
+    set_to_masked_text(exported)  # as in the exported folder of a pretraining run
     states = [json.loads(tokenizer.to_str()) for tokenizer in (ours, exported.backend_tokenizer)]
     their_state = json.loads(theirs.to_str())
     for part in ('model', 'normalizer', 'pre_tokenizer'):  # vocabulary, case, words

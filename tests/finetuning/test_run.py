@@ -38,6 +38,8 @@ from maelm_composer.tasks.sources import load_task_data
 from tests.records import make_finetuning
 
 ROOT = Path(__file__).parents[2]
+UNKNOWN = dict.fromkeys(('run_name', 'samples', 'recipe_hash', 'training_seconds'))
+IDENTITY = EncoderIdentity(uri='here', hash='h', implementation='ours', **UNKNOWN)
 MICROBATCHES = {'device_train_microbatch_size': 5}  # of batches of 16
 OFFICIAL = [name for name, task in TASKS.items() if not task.is_demo]
 
@@ -111,9 +113,7 @@ def test_the_same_run_twice_is_the_same_and_done_once(configure, tmp_path):
 
 def test_the_key_is_of_what_decides_the_scores(configure):
     config = configure('rte')
-    unknown = dict.fromkeys(('run_name', 'samples', 'recipe_hash', 'training_seconds'))
-    identity = EncoderIdentity(uri='here', hash='h', implementation='ours', **unknown)
-    key = run_key(config, identity, 'd')
+    key = run_key(config, IDENTITY, 'd')
     assert key.startswith('rte-')
     for change in (
         {'save_folder': 'elsewhere'},
@@ -123,7 +123,7 @@ def test_the_key_is_of_what_decides_the_scores(configure):
         {'span': SpanConfig(n_best=1)},  # of no matter to RTE
         {'implementation': Implementation.ours},  # what it came to stands in the identity
     ):
-        assert run_key(dataclasses.replace(config, **change), dataclasses.replace(identity, uri='there'), 'd') == key
+        assert run_key(dataclasses.replace(config, **change), dataclasses.replace(IDENTITY, uri='there'), 'd') == key
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(FinetuningConfig)}
     numbers = {
         name: value for name, value in fields.items() if isinstance(value, (int, float)) and name != 'saves_model'
@@ -131,22 +131,20 @@ def test_the_key_is_of_what_decides_the_scores(configure):
     assert {'seed', 'learning_rate', 'batch_size', 'clip_norm', 'dropout', 'max_seq_len'} < numbers.keys()
     changes = [{name: value * 2 or 1} for name, value in numbers.items()]
     changes += [{'evaluation': EvaluationProtocol.half_epochs}, {'precision': Precision.bf16}, {'task': 'mrpc'}]
-    keys = [run_key(dataclasses.replace(config, **change), identity, 'd') for change in changes]
-    keys += [run_key(config, identity, 'other'), run_key(config, dataclasses.replace(identity, hash='i'), 'd')]
-    keys += [run_key(config, dataclasses.replace(identity, implementation='huggingface'), 'd')]
+    keys = [run_key(dataclasses.replace(config, **change), IDENTITY, 'd') for change in changes]
+    keys += [run_key(config, IDENTITY, 'other'), run_key(config, dataclasses.replace(IDENTITY, hash='i'), 'd')]
+    keys += [run_key(config, dataclasses.replace(IDENTITY, implementation='huggingface'), 'd')]
     assert len(set(keys) | {key}) == len(keys) + 1
     squad = dataclasses.replace(config, task='squad2')
-    assert run_key(dataclasses.replace(squad, span=SpanConfig(n_best=1)), identity, 'd') != run_key(
-        squad, identity, 'd'
+    assert run_key(dataclasses.replace(squad, span=SpanConfig(n_best=1)), IDENTITY, 'd') != run_key(
+        squad, IDENTITY, 'd'
     )
 
 
 def test_a_key_without_new_settings_is_that_of_earlier_revisions():
     """Recorded before a recipe could limit the development set or declare a task."""
-    unknown = dict.fromkeys(('run_name', 'samples', 'recipe_hash', 'training_seconds'))
-    identity = EncoderIdentity(uri='here', hash='h', implementation='ours', **unknown)
     for key in ('rte-b23071c8f29b5cc6', 'mnli-acffd5948e4bec11', 'squad2-5f14e6fc3472cc26', 'stsb-f944b5d2dd5a8e77'):
-        assert run_key(FinetuningConfig(task=key.split('-')[0], checkpoint='c'), identity, 'd') == key
+        assert run_key(FinetuningConfig(task=key.split('-')[0], checkpoint='c'), IDENTITY, 'd') == key
 
 
 def test_a_limited_development_set_is_another_protocol(configure):
@@ -217,7 +215,9 @@ def test_what_fails_when_made_again_for_its_model_leaves_the_finished_record(con
     facts = Facts(record.checkpoint, 128, record.data_hash, 1, 1)
     failure = record_failure(dataclasses.replace(config, saves_model=True), record.key, facts, 'out of memory')
     assert failure.status == 'failed'  # the sweep names it
-    assert find_finished(config, record.key) == record
+    assert find_finished(config, record.key, record.checkpoint) == record
+    moved = dataclasses.replace(record.checkpoint, uri='moved', recipe_hash='another')
+    assert find_finished(config, record.key, moved).checkpoint == moved
 
 
 def test_rows_longer_than_the_encoder_reads_are_the_same_run(configure):
@@ -282,12 +282,12 @@ def test_a_record_that_is_none(configure):
     config = configure('rte')
     path = Path(config.save_folder, 'x.json')
     path.parent.mkdir()
-    assert find_finished(config, 'x') is None
+    assert find_finished(config, 'x', IDENTITY) is None
     path.write_text(json.dumps(make_finetuning('rte', error='no memory')))
-    assert find_finished(config, 'x') is None
+    assert find_finished(config, 'x', IDENTITY) is None
     path.write_text('{"sta')
     with pytest.raises(InputError, match=r'x.json is damaged'):
-        find_finished(config, 'x')
+        find_finished(config, 'x', IDENTITY)
 
 
 @pytest.fixture
