@@ -42,6 +42,7 @@ from maelm_composer.errors import InputError, explain
 if TYPE_CHECKING:  # shards are read without Composer, whose import takes longer than many a use of them
     from composer import Trainer
 
+SECONDS_OF_SILENCE = 30
 VERSIONS = {'mosaicml': '0.32.1', 'mosaicml-streaming': '0.13.0'}  # the releases that have the faults
 
 
@@ -202,6 +203,7 @@ def _one_job_at_a_time() -> Iterator[None]:
     """Let one of the user's jobs on these machines choose its shared-memory prefix at a time. Called by every rank."""
     gc.collect()  # so that the prefix of an earlier dataset of this process is free on every rank or on none
     lock = FileLock(Path(tempfile.gettempdir(), f'maelm-{os.getuid()}.lock'), blocking=False)
+    start: float | None = time.monotonic()
     try:
         while True:
             if get_local_rank() == 0:
@@ -213,6 +215,9 @@ def _one_job_at_a_time() -> Iterator[None]:
             # A job that waited for one machine while it held another could meet a job that does the reverse.
             lock.release()
             time.sleep(random.uniform(0.02, 0.2))
+            if start is not None and get_local_rank() == 0 and time.monotonic() - start > SECONDS_OF_SILENCE:
+                print(f'waiting for another job of yours, which opens its data: it holds {lock.lock_file}', flush=True)
+                start = None
         yield
     finally:
         lock.release()

@@ -108,19 +108,28 @@ def follow_trainer(worker: int) -> None:
 def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[None]:
     """Note in the record in ``folder`` how the body was stopped or failed; ``say`` prints the line about a stop.
 
-    Called by every rank.
+    Called by every rank. Outside the training, where :class:`StopSignals` is not installed, Composer's handlers raise
+    SystemExit.
     """
     try:
         yield
-    except (Exception, KeyboardInterrupt, Stopped) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, KeyboardInterrupt):
-            error = Stopped(signal.SIGINT, 'ended at once')
+            error = SystemExit(128 + signal.SIGINT)
+        if isinstance(error, SystemExit) and not isinstance(error, Stopped):
+            if error.code not in [128 + number for number in STOP_SIGNALS]:
+                raise
+            error = Stopped(int(error.code) - 128, 'ended at once')
         line = error.line if isinstance(error, Stopped) else explain(error) or type(error).__name__
         with contextlib.suppress(InputError, OSError):  # as on a full disk, which the error is about
             _note_ending(folder, 'stopped' if isinstance(error, Stopped) else 'failed', line)
         if isinstance(error, Stopped):
             say(line)
             raise error from None
+        if not isinstance(error, InputError) and _is_stopped(
+            folder
+        ):  # by another rank, so that a collective failed here
+            raise SystemExit(128 + signal.SIGTERM) from None
         raise
 
 
@@ -155,6 +164,13 @@ def _note_ending(folder: RunFolder, status: Literal['stopped', 'failed'], ending
     record = _read_record(folder)
     if isinstance(record, UnfinishedPretraining) and record.status == 'running':
         folder.write_record(record.model_copy(update={'status': status, 'ending': ' '.join(ending.split())}))
+
+
+def _is_stopped(folder: RunFolder) -> bool:
+    with contextlib.suppress(InputError, OSError):
+        record = _read_record(folder)
+        return record is not None and record.status == 'stopped'
+    return False
 
 
 def _read_record(folder: RunFolder) -> Pretraining | None:

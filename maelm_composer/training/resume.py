@@ -103,7 +103,12 @@ def load_data_only(state: Path) -> Iterator[None]:
     try:
         with torch.serialization.safe_globals(STATE_TYPES):
             yield
-    except (pickle.UnpicklingError, CheckpointException, RuntimeError) as error:
+    except CheckpointException as error:  # of every rank that failed, whatever its error was
+        cause, _ = next(iter(error.failures.values()))
+        if isinstance(cause, (OSError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt, SystemExit)):
+            raise cause from None
+        raise _refuse(state, error) from None
+    except (pickle.UnpicklingError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and 'weights_only' not in str(error):  # that is about TorchScript
             raise  # memory ran out, or another rank ended
         raise _refuse(state, error) from None

@@ -174,23 +174,31 @@ class _Run:
         if self.is_complete:
             assert self.start.state is not None
             self.folder.forget(self.start.state.parent)
-        if not self.is_first:
+        record = None
+        with raise_on_all_ranks():
+            if self.is_first:
+                record = self._finish_record()
+        if record is None:
             return None
-        record = self.record or self._begin_record()
-        if isinstance(record, UnfinishedPretraining):
-            if not self.log.last_eval:
-                raise InputError(f'{self.folder.uri}/{METRICS}: holds no validation, so the record cannot be finished')
-            clock, evaluation = self.clock, self.log.last_eval
-            record = finish_record(record, self.plan, clock.seconds, clock.device_seconds, evaluation)
-            try:
-                self.folder.write_record(record)
-            except OutageError as error:
-                raise InputError(f'{error}; all is trained and saved, the same command writes the record') from None
         if self.is_complete:
             self.print(f'{record.run_name} is complete: {record.samples:,} samples, in {self.config.save_folder}')
         else:
             self.print(_summarize(self.config, record))
         return record
+
+    def _finish_record(self) -> PretrainingRecord:
+        record = self.record or self._begin_record()
+        if isinstance(record, PretrainingRecord):
+            return record
+        if not self.log.last_eval:
+            raise InputError(f'{self.folder.uri}/{METRICS}: holds no validation, so the record cannot be finished')
+        clock, evaluation = self.clock, self.log.last_eval
+        finished = finish_record(record, self.plan, clock.seconds, clock.device_seconds, evaluation)
+        try:
+            self.folder.write_record(finished)
+        except OutageError as error:
+            raise InputError(f'{error}; all is trained and saved, the same command writes the record') from None
+        return finished
 
     def _prepare_model(self) -> None:
         """Build the model with its initial weights, and find the checkpoint whose weights will replace them, if any."""

@@ -79,7 +79,8 @@ class RunFolder:
                     )
         finally:
             if dist.get_global_rank() == 0:
-                self.remove(probe)
+                with contextlib.suppress(OSError):  # of one rank alone
+                    self.remove(probe)
 
     def read(self, name: str) -> str | None:
         """The text of a file, or None if it does not exist."""

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import build_model
 from maelm_composer.training.checkpoints import METADATA, make_portable
-from maelm_composer.training.resume import find_resume_point
+from maelm_composer.training.resume import find_resume_point, load_data_only
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
 from tests.training.conftest import forget_hashes
@@ -155,3 +156,12 @@ def test_a_hostile_sharded_checkpoint_is_refused_and_runs_nothing(recipe, start,
         assert REFUSED in out
         assert 'Traceback' not in out
     assert not Path('ran').exists()
+
+
+def test_what_interrupts_the_load_of_a_sharded_checkpoint_is_no_damage(tmp_path):
+    """torch wraps whatever a rank raises."""
+    for cause in (SystemExit(143), MemoryError('all'), OSError(5, 'Input/output error'), torch.OutOfMemoryError('all')):
+        with pytest.raises(type(cause)), load_data_only(tmp_path):
+            raise CheckpointException('load', {1: (cause, None)})
+    with pytest.raises(InputError, match=f'^{tmp_path} is damaged'), load_data_only(tmp_path):
+        raise CheckpointException('load', {1: (pickle.UnpicklingError('cut off'), None)})

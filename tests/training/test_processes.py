@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import composer.core.engine
 import psutil
 import pytest
 import torch
@@ -24,7 +25,8 @@ from maelm_composer.records import load_record, parse_pretraining
 from maelm_composer.training import checkpoints
 from maelm_composer.training.ending import STOP_SIGNALS, StopSignals, end_before_training, follow_trainer
 from maelm_composer.training.ranks import RankWatch
-from maelm_composer.training.run import pretrain
+from maelm_composer.training.run import _Run, pretrain
+from maelm_composer.training.run_record import read_record
 from tests.tiny import find_free_port
 from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
 
@@ -43,6 +45,22 @@ def test_a_second_ctrl_c_ends_at_once():
     finally:
         signals.restore()
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize('number', STOP_SIGNALS)
+def test_a_signal_before_the_first_batch_is_told_and_recorded(recipe, monkeypatch, capsys, number):
+    monkeypatch.setattr(_Run, '_build_trainer', lambda *_: signal.raise_signal(number))
+    before = signal.signal(number, composer.core.engine.sigterm_handler)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            pretrain(recipe())
+    finally:
+        signal.signal(number, before)
+    assert caught.value.code == 128 + number
+    record = read_record('runs/recipe')
+    line = f'{signal.Signals(number).name}: ended at once; the same command resumes the run'
+    assert (record.status, record.ending) == ('stopped', line)
+    assert line in capsys.readouterr().out
 
 
 def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_for, assert_same_run, capsys):
