@@ -80,6 +80,16 @@ def one_line_errors() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def telling_of_stop(line: str) -> Iterator[None]:
+    """Print ``line`` on standard error if Ctrl-C or a signal ends the body; the exit code is 128 + its number."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        print(line, file=sys.stderr)
+        raise SystemExit(stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT) from None
+
+
 def _is_of_memory(error: BaseException) -> bool:
     """Whether torch or Python could not allocate memory. torch is not imported, since some commands do without it."""
     is_of_torch = type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import uuid
 import warnings
 from collections.abc import Iterator, Sequence
@@ -80,6 +81,22 @@ def replacing(path: Path) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+@contextlib.contextmanager
+def writing_folder(folder: Path) -> Iterator[Path]:
+    """The place of a hidden folder, which the body fills and which then becomes ``folder``, empty or not there before.
+
+    A failure leaves no partial folder, a kill a hidden one.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staged = folder.with_name(f'.{folder.name}.{os.getpid()}')
+    shutil.rmtree(staged, ignore_errors=True)  # left by a killed process of the same id, as in a container
+    try:
+        yield staged
+        staged.rename(folder)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def parse_json(content: str | bytes, where: str, needs: Sequence[str] = (), remedy: str = '') -> dict[str, Any]:

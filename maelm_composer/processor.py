@@ -21,6 +21,10 @@ def find_instruction_set(source: Path = CPUINFO) -> str:
     return next((name for name in INSTRUCTION_SETS if name in flags), platform.machine())
 
 
+def describe_processor() -> str:
+    return f'{name_processor()} ({find_instruction_set()})'
+
+
 def count_cores(cgroup: Path = CGROUP) -> int:
     """The cores of this process: those of its affinity, or fewer where a container has a smaller quota of time."""
     cores = len(os.sched_getaffinity(0))

@@ -24,7 +24,7 @@ from maelm_composer import __version__
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.files import parse_json, write_json
-from maelm_composer.processor import find_instruction_set, name_processor
+from maelm_composer.processor import describe_processor
 from maelm_composer.recipe import hash_config
 
 PACKAGES = ('torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'numpy')
@@ -290,7 +290,7 @@ def collect_provenance(config: Any) -> Provenance:
         python=platform.python_version(),
         packages={name: importlib.metadata.version(name) for name in PACKAGES},
         platform=platform.platform(),
-        cpu=f'{name_processor()} ({find_instruction_set()})',
+        cpu=describe_processor(),
         cpu_count=os.cpu_count(),
         recipe_hash=hash_config(config),
     )

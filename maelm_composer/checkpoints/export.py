@@ -21,7 +21,7 @@ from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pr
 from maelm_composer.data.storage import is_s3
 from maelm_composer.data.tokenizer import make_template, write_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.files import apply_umask, assert_local, writing_tensors
+from maelm_composer.files import apply_umask, assert_local, writing_folder, writing_tensors
 from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, SPAN
 from maelm_composer.tasks.examples import SPECIALS_OF_PAIR
 
@@ -73,15 +73,9 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
         parts = {Path(part.uri).name: part for part in list_checkpoints(found.run)}
         if not parts:
             raise InputError(f'{found.run} holds no whole checkpoint: restore `latest`, which names the newest one')
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staged = target.with_name(f'.{target.name}.{os.getpid()}')
-    shutil.rmtree(staged, ignore_errors=True)  # left by a killed process of the same id, as in a container
-    try:
+    with writing_folder(target) as staged:
         for name, part in parts.items():
             _write_folder(part, staged / name)
-        staged.rename(target)  # also replaces an empty folder
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     revisions = {name or MAIN: target / name for name in parts}
     return revisions | {MAIN: list(revisions.values())[-1]}
 

@@ -8,7 +8,6 @@
     tokenizer/
 """
 
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from maelm_composer.checkpoints.pretrained import Pretrained
 from maelm_composer.config import SpanConfig
 from maelm_composer.data.manifest import TOKENIZER
 from maelm_composer.data.tokenizer import write_tokenizer
-from maelm_composer.files import hash_file, write_bytes, write_json
+from maelm_composer.files import hash_file, write_bytes, write_json, writing_folder
 from maelm_composer.recipe import to_plain
 from maelm_composer.tasks.catalogue import SPAN, Task
 
@@ -30,7 +29,6 @@ def save_model(
     folder: Path, weights: dict[str, Tensor], pretrained: Pretrained, task: Task, max_seq_len: int, span: SpanConfig
 ) -> None:
     """Write ``folder``, replacing an existing one. A failure leaves no partial folder, a kill a hidden one."""
-    staged = folder.with_name(f'.{folder.name}.{os.getpid()}')
     description = {
         'config': to_plain(pretrained.config),
         'task': task.name,
@@ -43,11 +41,8 @@ def save_model(
         'checkpoint': asdict(pretrained.identity),
     }
     content = save({name: value.contiguous() for name, value in weights.items()}, {'format': 'pt'})
-    try:
+    with writing_folder(folder) as staged:
         write_bytes(staged / WEIGHTS, content)
         write_json(staged / FINETUNED, description | {'hashes': {WEIGHTS: hash_file(staged / WEIGHTS)}})
         write_tokenizer(pretrained.tokenizer, staged / TOKENIZER)
         shutil.rmtree(folder, ignore_errors=True)
-        staged.rename(folder)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)

@@ -3,6 +3,7 @@
 Each number keeps the records that it is computed from, or the reason why it is missing.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -171,6 +172,14 @@ def restrict(cell: Cell, seeds: Collection[int]) -> Cell:
         runs=runs,
         records=tuple(record for record in cell.records if record.checkpoint.run_name in names),
     )
+
+
+def note_never(cell: Cell) -> Cell:
+    """``cell`` with a note on how many of its pretraining seeds never reached the value, which is infinite there."""
+    values = [of_seed[0] for term in cell.terms for of_seed in term.values.values()]
+    if not (never := sum(map(math.isinf, values))):
+        return cell
+    return replace(cell, note='; '.join(filter(None, (f'never in {never} of {len(values)} seeds', cell.note))))
 
 
 def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:

@@ -17,7 +17,7 @@ from enum import Enum
 from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
-from maelm_composer.reporting.cells import Cell, Term, average
+from maelm_composer.reporting.cells import Cell, Term, average, note_never
 from maelm_composer.reporting.rows import (
     CONSTANT,
     GAP,
@@ -144,11 +144,8 @@ def _fill(source: Cell, pairs: Mapping[int, Pair], values: Mapping[int, float]) 
     """``source`` with one value for each pretraining seed, which its medians over fine-tuning seeds gave."""
     if source.missing:
         return source
-    missed = sum(map(math.isinf, values.values()))
-    text = f'never in {missed} of {len(values)} seeds' if missed else ''
     by_seed = {seed: [value] * len(pairs[seed][0][-1].scores) for seed, value in values.items()}
-    note = '; '.join(filter(None, (text, source.note)))
-    return replace(source, terms=(Term(1.0, by_seed),), note=note)
+    return note_never(replace(source, terms=(Term(1.0, by_seed),)))
 
 
 def _judge(builder: RowBuilder, leads: Cell, races: Sequence[Race]) -> Row:

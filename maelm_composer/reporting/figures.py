@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from maelm_composer.data.storage import write_file
+from maelm_composer.files import write_bytes
 from maelm_composer.reporting.artefacts import (
     LADDER,
     MASK_IN_ENCODER,
@@ -279,7 +279,7 @@ def write_figure(folder: Path, name: str, draw: Callable[[], Figure] | None) -> 
         for path, metadata in zip(paths, ({'Software': None}, {'Date': None, 'Creator': None}), strict=True):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata)
-            write_file(str(path), buffer.getvalue())
+            write_bytes(path, buffer.getvalue())
     return buffer.getvalue()
 
 

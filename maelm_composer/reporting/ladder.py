@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -18,7 +17,7 @@ from maelm_composer.reporting.artefacts import (
     Model,
     Rung,
 )
-from maelm_composer.reporting.cells import ENOUGH_SEEDS, Cell, combine, slope, subtract, subtract_relative
+from maelm_composer.reporting.cells import ENOUGH_SEEDS, Cell, combine, note_never, slope, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import (
     MARGIN_RANK_SHARE,
@@ -149,12 +148,7 @@ def _measure_departure(evidence: Evidence, model: Model) -> Cell:
             return math.inf
         return int(curve[first + WINDOW - 1]['samples']) * run.tokens / run.samples
 
-    cell = evidence.measure_runs(model, METRICS, find)
-    never = sum(math.isinf(values[0]) for term in cell.terms for values in term.values.values())
-    if never:
-        text = f'never in {never} of {len(cell.runs)} seeds'
-        cell = replace(cell, note='; '.join(filter(None, (text, cell.note))))
-    return cell
+    return note_never(evidence.measure_runs(model, METRICS, find))
 
 
 NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's number is read

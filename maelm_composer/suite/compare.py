@@ -9,12 +9,12 @@ from dataclasses import replace
 from maelm_composer.cluster import connect_ray
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.console import begin_table, open_console
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, telling_of_stop
 from maelm_composer.finetuning.run import load_encoder
 from maelm_composer.records import unpack_numbers
 from maelm_composer.reporting.cells import Term, estimate
 from maelm_composer.sweep.report import print_failures
-from maelm_composer.sweep.run import STOPPED, print_stopped, sweep
+from maelm_composer.sweep.run import STOPPED, sweep
 from maelm_composer.sweep.search import TaskResult, list_tasks
 
 EXPLANATION = """\
@@ -31,18 +31,16 @@ def compare_and_print(first: FinetuningConfig, second: FinetuningConfig) -> int:
         first: a sweep; ``second`` has another checkpoint and is otherwise equal.
 
     Returns:
-        The exit code: 1 where a run failed, 128 + signal after one.
+        The exit code: 1 where a run failed.
 
     Raises:
         InputError: before any run, as :func:`maelm_composer.sweep.run.sweep`, or the encoders have the same weights, or
             would read rows of different length.
     """
-    try:
+    with telling_of_stop(STOPPED):
         _check(first, second)
         with connect_ray():
             results = [sweep(config) for config in (first, second)]
-    except (KeyboardInterrupt, SystemExit) as stop:
-        return print_stopped(stop, STOPPED)
     numbers = ('A', 'B', 'A − B', '95 %', 'seeds', 'examples')
     table = begin_table('task', right=numbers, last=('point of A', 'point of B'))
     pairs: list[Pair] = list(zip(results[0].tasks, results[1].tasks, strict=True))

@@ -13,8 +13,8 @@ from maelm_composer.config import FinetuningConfig, ModelConfig, TaskDataConfig,
 from maelm_composer.errors import InputError
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.precision import measure_speeds
-from maelm_composer.processor import count_cores
-from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, collect_provenance
+from maelm_composer.processor import count_cores, describe_processor
+from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.sweep.search import list_points, run_cost
 from maelm_composer.tasks.catalogue import Task
@@ -109,11 +109,11 @@ class Device:
 
     def select_same(self, evidence: Evidence) -> Evidence:
         """The records of runs on this kind of device; a CPU must be that of this machine."""
-        here = collect_provenance(self)  # the hash of its recipe is not read
+        here = describe_processor(), os.cpu_count()
 
         def is_same(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
             cpu = record.provenance.cpu, record.provenance.cpu_count
-            return self.name in record.device.lower() and (not self.is_cpu or cpu == (here.cpu, here.cpu_count))
+            return self.name in record.device.lower() and (not self.is_cpu or cpu == here)
 
         return replace(
             evidence,

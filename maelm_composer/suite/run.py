@@ -28,7 +28,7 @@ from maelm_composer.data.manifest import MANIFEST, load_manifest
 from maelm_composer.data.shards import build_shards
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.data.tokenizer import build_tokenizer
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, telling_of_stop
 from maelm_composer.files import lock_folder, write_text
 from maelm_composer.precision import choose_in
 from maelm_composer.records import (
@@ -51,7 +51,7 @@ from maelm_composer.reporting.report import print_tables, report, write_tables
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
-from maelm_composer.sweep.run import print_stopped, sweep
+from maelm_composer.sweep.run import sweep
 from maelm_composer.training.run import pretrain
 
 CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw at most 60
@@ -89,12 +89,9 @@ def start_suite(
 
 
 def make_and_print(suite: Suite, artefacts: Sequence[Artefact]) -> int:
-    """:func:`run_suite` for the console; returns the exit code: 1 where a number is missing, 128 + signal after one."""
-    try:
-        with start_suite(suite, artefacts, partial(print, flush=True)) as (settled, note):
-            run_suite(settled, artefacts, note)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        return print_stopped(stop, STOPPED)
+    """:func:`run_suite` for the console; returns the exit code: 1 where a number is missing."""
+    with telling_of_stop(STOPPED), start_suite(suite, artefacts, partial(print, flush=True)) as (settled, note):
+        run_suite(settled, artefacts, note)
     page, made = report(suite.scale, suite.results)
     tables = {artefact.name: made[artefact.name] for artefact in artefacts}
     print_tables(suite.scale, tables)

@@ -7,8 +7,6 @@ best point begin when that task's grid is complete. The functions with an argume
 import contextlib
 import dataclasses
 import os
-import signal
-import sys
 import time
 import traceback
 import uuid
@@ -23,7 +21,7 @@ from filelock import SoftFileLease, Timeout
 
 from maelm_composer.cluster import LostWorkerError, connect_ray, ending_with_ray, get_result
 from maelm_composer.config import FinetuningConfig
-from maelm_composer.errors import InputError, first_line
+from maelm_composer.errors import InputError, first_line, telling_of_stop
 from maelm_composer.files import assert_local
 from maelm_composer.finetuning.identity import describe_run, find_finished, fit_rows, run_key
 from maelm_composer.finetuning.run import finetune, load_encoder
@@ -102,20 +100,12 @@ def sweep(config: FinetuningConfig) -> SweepResult:
 
 
 def sweep_and_print(config: FinetuningConfig) -> int:
-    """:func:`sweep` for the console; returns the exit code: 1 where a run failed, 128 + signal after one."""
-    try:
+    """:func:`sweep` for the console; returns the exit code: 1 where a run failed."""
+    with telling_of_stop(STOPPED):
         result = sweep(config)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        return print_stopped(stop, STOPPED)
     print_result(result)
     print(f'records: {config.save_folder}')
     return 1 if result.failures else 0
-
-
-def print_stopped(stop: KeyboardInterrupt | SystemExit, line: str) -> int:
-    """Print ``line`` about a command that was stopped by Ctrl-C or a signal, and return its exit code."""
-    print(line, file=sys.stderr)
-    return int(stop.code or 0) if isinstance(stop, SystemExit) else 128 + signal.SIGINT
 
 
 class _Sweep:
