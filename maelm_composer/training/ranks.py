@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from maelm_composer.processor import count_cores
 
 # A rank that fails closes its connections, and then waits for loader workers that may not answer, before it ends.
 SECONDS_TO_END = 60
+FAILURE, SECONDS_BETWEEN_LOOKS, SECONDS_TO_END_BY_ITSELF = 'maelm/failure', 2, 5
 
 
 def count_patience(training: TrainingConfig) -> float:
@@ -67,8 +69,39 @@ def raise_on_all_ranks() -> Iterator[None]:
         raise (OutageError if is_outage else InputError)(reason)
 
 
+class FailureBoard:
+    """Where a rank that fails leaves its line for the other nodes, whose collectives of NCCL would wait for that rank.
+
+    The board is the store through which torch's ranks have met.
+    """
+
+    def __init__(self) -> None:
+        self._store: Any = torch.distributed.distributed_c10d._get_default_store()
+
+    def tell(self, line: str) -> None:
+        with contextlib.suppress(torch.distributed.DistError):  # rank 0, which keeps the store, has ended
+            self._store.set(FAILURE, f'{dist.get_node_rank()} {line}')
+
+    def read(self) -> str | None:
+        """What ended a rank of another node; None if no such rank has failed."""
+        node, line = '0', 'its first rank has ended'
+        with contextlib.suppress(torch.distributed.DistError):
+            if not self._store.check([FAILURE]):
+                return None
+            node, _, line = self._store.get(FAILURE).decode().partition(' ')
+        return None if int(node) == dist.get_node_rank() else f'node {node} ended: {line}'
+
+    def watch(self, is_over: threading.Event) -> None:
+        """End this rank, in one line, some seconds after a rank of another node has failed, unless it is over then."""
+        while not is_over.wait(SECONDS_BETWEEN_LOOKS):
+            # A collective of gloo fails in these seconds, upon which the rank ends by itself.
+            if (line := self.read()) is not None and not is_over.wait(SECONDS_TO_END_BY_ITSELF):
+                print(f'error: {line}', file=sys.stderr, flush=True)
+                os._exit(2)
+
+
 class RankWatch:
-    """The other ranks of this machine, which may die before this one. Built by every rank; Linux.
+    """The other ranks, which may end before this one. Built by every rank. Those of this machine are watched on Linux.
 
     When a rank has died, a collective of gloo fails without saying why, one of NCCL waits for the dead rank, and
     Composer's launcher sends SIGTERM to the ranks that are left, whose own words it prints only if they end otherwise.
@@ -76,6 +109,7 @@ class RankWatch:
 
     def __init__(self) -> None:
         self._launcher = os.getppid()
+        self._board = FailureBoard() if dist.get_world_size() > dist.get_local_world_size() else None
         self._ranks: dict[int, int] = {}  # by file descriptor
         pids = dist.all_gather_object((dist.get_node_rank(), os.getpid()))
         with contextlib.suppress(AttributeError, OSError):  # not Linux, or a container that forbids the call
@@ -86,6 +120,8 @@ class RankWatch:
     @contextlib.contextmanager
     def acting(self, act: Callable[[int, bool], None]) -> Iterator[None]:
         """Call ``act(rank, speaks)`` if another rank of this machine ends within the body. Called by every rank.
+
+        Of several nodes, the ranks of a node end in one line if a rank of another node fails within the body.
 
         A thread calls ``act`` while the body waits, the handler of SIGTERM when the launcher has been faster, and the
         body's own thread when the body fails. ``speaks`` is True on the lowest rank that is left, unless the launcher
@@ -102,6 +138,8 @@ class RankWatch:
                 with one_at_a_time:
                     if not (is_over.is_set() or has_acted.is_set()):
                         has_acted.set()
+                        if self._board is not None and self._board.read() is not None:
+                            os._exit(2)  # the other rank of this node has printed the line
                         left = {dist.get_global_rank(), *self._ranks.values()} - set(ended)
                         act(ended[0], min(left) == dist.get_global_rank() and os.getppid() == self._launcher)
             return bool(ended)
@@ -119,13 +157,17 @@ class RankWatch:
         if self._ranks:
             threading.Thread(target=keep_looking, daemon=True).start()
             signal.signal(signal.SIGTERM, end_unless_a_rank_has)
+        if self._board is not None and dist.get_local_rank() == 0:
+            threading.Thread(target=self._board.watch, args=(is_over,), daemon=True).start()
         try:
             yield
             dist.barrier()  # no rank ends while another one still looks
-        except InputError:
-            raise
         except Exception as error:
-            if self._ranks:
+            if self._board is not None:
+                if (line := self._board.read()) is not None and not isinstance(error, InputError):
+                    raise InputError(line) from None
+                self._board.tell(explain(error) or type(error).__name__)
+            if self._ranks and not isinstance(error, InputError):
                 look(1000 * (SECONDS_TO_END if _is_lost_connection(error) else 2))
             raise
         finally:

@@ -1,0 +1,123 @@
+"""How the ranks of a run fail together."""
+
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from composer.utils import dist
+
+from maelm_composer.errors import InputError
+from maelm_composer.training.ending import end_before_training
+from maelm_composer.training.ranks import RankWatch
+from tests.tiny import find_free_port
+from tests.training.conftest import ISOLATED, two_machines
+
+
+def run_two_ranks(folder: Path, monkeypatch, run: Callable[[int], None]) -> list[int]:
+    """Fork two connected ranks; returns their exit codes. Their standard errors are files named 0 and 1."""
+    ranks = {'WORLD_SIZE': 2, 'LOCAL_WORLD_SIZE': 2, 'NODE_RANK': 0}
+    ranks |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': find_free_port()}
+
+    def begin(rank: int) -> None:
+        with (folder / f'{rank}').open('w') as sys.stderr:
+            for name, value in (ranks | {'RANK': rank, 'LOCAL_RANK': rank}).items():
+                monkeypatch.setenv(name, str(value))
+            dist.initialize_dist('cpu', timeout=60)
+            run(rank)
+
+    processes = [multiprocessing.get_context('fork').Process(target=begin, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    for process in processes:
+        process.kill()  # one that is still alive, for which pytest would wait
+    return [process.exitcode for process in processes]
+
+
+@pytest.mark.parametrize('fails_in', ['a collective', 'the last barrier'])
+def test_a_rank_waits_for_the_end_of_the_one_that_closed_its_connections(tmp_path, monkeypatch, fails_in):
+    def end(other: int, speaks: bool) -> None:
+        print(f'rank {other} has ended', file=sys.stderr, flush=True)
+        os._exit(2 if speaks else 1)
+
+    def run(rank: int) -> None:
+        with RankWatch().acting(end):
+            if rank == 0:
+                time.sleep(0.5)  # the other rank waits for this one by now
+                torch.distributed.destroy_process_group()
+                time.sleep(4)
+                os._exit(3)
+            if fails_in == 'a collective':
+                dist.all_gather_object(rank)
+
+    assert run_two_ranks(tmp_path, monkeypatch, run) == [3, 2], (tmp_path / '1').read_text()
+    assert (tmp_path / '1').read_text() == 'rank 0 has ended\n'
+
+
+@pytest.mark.parametrize('failing', [0, 1])
+def test_a_rank_that_waits_for_another_node_ends_with_the_line_of_that_node(tmp_path, monkeypatch, failing):
+    def run(rank: int) -> None:
+        monkeypatch.setenv('LOCAL_WORLD_SIZE', '1')
+        monkeypatch.setenv('NODE_RANK', str(rank))
+        monkeypatch.setenv('LOCAL_RANK', '0')
+        with RankWatch().acting(end_before_training):
+            if rank == failing:
+                raise InputError('the disk is full')
+            time.sleep(60)  # as in a collective of NCCL
+
+    codes = run_two_ranks(tmp_path, monkeypatch, run)
+    assert codes[1 - failing] == 2
+    assert (tmp_path / f'{1 - failing}').read_text() in (
+        f'error: node {failing} ended: the disk is full\n',
+        'error: node 0 ended: its first rank has ended\n',  # the store ended with rank 0
+    )
+
+
+@pytest.mark.parametrize('launcher', ['waits', 'sends SIGTERM'])
+@pytest.mark.parametrize('killed', [0, 1])
+def test_a_rank_killed_before_the_training_is_named_by_the_other(tmp_path, monkeypatch, killed, launcher):
+    def run(rank: int) -> None:
+        watch = RankWatch()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Composer does
+        pids = dist.all_gather_object(os.getpid())
+        with watch.acting(end_before_training):
+            dist.barrier()  # both ranks have their handler of SIGTERM
+            if rank == killed:
+                time.sleep(0.5)
+                if launcher == 'sends SIGTERM' and os.fork() == 0:
+                    select.select([os.pidfd_open(pids[rank])], [], [])
+                    os.kill(pids[1 - rank], signal.SIGTERM)
+                    os._exit(0)
+                os.kill(os.getpid(), signal.SIGKILL)
+            for _ in range(200):
+                time.sleep(0.1)
+
+    codes = run_two_ranks(tmp_path, monkeypatch, run)
+    assert codes[killed] == -signal.SIGKILL
+    assert codes[1 - killed] == 2, (tmp_path / f'{1 - killed}').read_text()
+    said = (tmp_path / f'{1 - killed}').read_text()
+    assert said.startswith(f'error: rank {killed} ended before the training began; if it gave no reason, it was killed')
+    assert said.count('\n') == 1
+
+
+@pytest.mark.slow
+@two_machines
+@pytest.mark.parametrize('full', [0, 1])
+def test_an_error_of_one_node_ends_the_other_with_its_line(recipe, start_nodes, full):
+    """The disk of one node's cache is full, which its loader meets in the first batch."""
+    recipe()
+    disk = f'mkdir -p cache{full} && mount -t tmpfs -o size=8k tmpfs cache{full}'
+    own_cache = ('sh', '-c', f'[ $RANK != {full} ] || {{ {disk}; }}; MAELM_CACHE=cache$RANK exec "$@"', 'sh')
+    for node, process in enumerate(start_nodes('save_folder=shared', before=(*ISOLATED, *own_cache))):
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 2, out
+        assert 'Traceback' not in out, out
+        assert out.splitlines()[-1].startswith('error: ' if node == full else f'error: node {full} ended: '), out
