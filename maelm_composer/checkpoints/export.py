@@ -187,9 +187,8 @@ def build_stock_model(pretrained: Pretrained, description: Mapping[str, Any], he
         module = Path(modeling_maelm.__file__).stem
         config.auto_map = {name_auto_class(s): f'{module}.Maelm{s}' for s in _HEADS}
         config.auto_map['AutoConfig'] = f'{module}.MaelmConfig'
-        config.tokenizer_class = (
-            'PreTrainedTokenizerFast'  # without, pipeline() of Transformers 4.51 loads no tokenizer
-        )
+        # Without this name, pipeline() of Transformers 4.51 loads no tokenizer.
+        config.tokenizer_class = 'PreTrainedTokenizerFast'
     with torch.device('meta'):  # no initial weights: the checkpoint has all of them
         model = model_class(config, add_pooling_layer=False) if suffix == _ENCODER else model_class(config)
     model.load_state_dict(weights, assign=True)

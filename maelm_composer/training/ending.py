@@ -126,9 +126,8 @@ def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[Non
         if isinstance(error, Stopped):
             say(line)
             raise error from None
-        if not isinstance(error, InputError) and _is_stopped(
-            folder
-        ):  # by another rank, so that a collective failed here
+        # Where another rank has stopped, a collective fails on this one.
+        if not isinstance(error, InputError) and _is_stopped(folder):
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
 
