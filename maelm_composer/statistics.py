@@ -20,7 +20,7 @@ class MeanInterval:
     low: float | None  # 95 % interval of the mean
     high: float | None
     p: float | None  # two-sided, of a mean of zero
-    detectable: float | None  # true mean with p < 0.05 in 80 % of experiments with this spread (two seeds: 73 %)
+    detectable: float | None  # true mean with p < 0.05 in 80 % of experiments with this spread; of two seeds, 73 %
 
 
 def estimate_mean(values: Sequence[float]) -> MeanInterval:

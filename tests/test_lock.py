@@ -84,3 +84,12 @@ def test_the_suite_keeps_to_it(tmp_path, monkeypatch):
     with pytest.raises(InputError, match='another benchmark suite is at work'):
         run_suite(load_suite('demo', tmp_path, tmp_path / 'results'), [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ['.lock']
+
+
+def test_a_suite_keeps_to_that_of_its_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    with (
+        lock_folder(tmp_path / 'results/demo', 'benchmark suite'),
+        pytest.raises(InputError, match=r'results/demo.*another benchmark suite|another benchmark suite.*results/demo'),
+    ):
+        run_suite(load_suite('demo', tmp_path / 'work', tmp_path / 'results'), [])

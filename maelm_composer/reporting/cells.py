@@ -72,7 +72,7 @@ def estimate(terms: Sequence[Term]) -> Estimate:
         pretraining_seeds=num_seeds,
         examples=sum(variance.count for variance in examples),
         p=found.p if num_seeds >= ENOUGH_SEEDS else None,
-        detectable=found.detectable,
+        detectable=found.detectable if num_seeds >= ENOUGH_SEEDS else None,
     )
 
 
@@ -147,7 +147,10 @@ def combine(parts: Sequence[tuple[float, Cell]], are_rungs: bool = False) -> Cel
         lacking = sorted(set().union(*(term.values for term in terms)) - set(common))
         if lacking and is_paired:
             text = f'pretraining seeds {", ".join(map(str, lacking))} lack a part of the comparison'
-            (notes if common else missing).append(text)
+            if not common:
+                missing.append(text)
+            elif not are_rungs:  # a rung may have been planned with fewer seeds
+                notes.append(text)
             parts = [(weight, restrict(cell, common)) for weight, cell in parts]
     return Cell(
         tuple(
@@ -198,7 +201,8 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
 def _describe_training(run: PretrainingRecord) -> dict[str, Any]:
     """The settings that compared runs of one seed share."""
     of_recipe = {k: v for k, v in run.identity.items() if not k.startswith('model.') and k not in VARIED}
-    return of_recipe | {name: getattr(run, name) for name in ('data_hash', 'samples', 'batches', 'eval_rows')}
+    shared = ('data_hash', 'tokenizer_hash', 'samples', 'batches', 'eval_rows')
+    return of_recipe | {name: getattr(run, name) for name in shared}
 
 
 def average(cells: Sequence[Cell]) -> Cell:

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,6 +24,9 @@ from maelm_composer.reporting.cells import WHOLE_NUMBER, Cell, Term, average
 from maelm_composer.sweep.search import select_point
 from maelm_composer.tasks.catalogue import METRICS, find_task
 
+Runs = Sequence[PretrainingRecord]
+Searches = Sequence[tuple[PretrainingRecord, Sequence[FinetuningRecord]]]  # each run and its records of one task
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -37,23 +40,19 @@ class Evidence:
     ranks: list[RankRecord]
     recipes: dict[str, 'Evidence'] = field(default_factory=dict)  # of a ladder: folder -> runs with other settings
 
-    def find_runs(self, model: Model) -> list[PretrainingRecord]:
+    def find_runs(self, model: Model | Runs) -> Runs:
         """The finished pretraining runs of ``model``, one for each seed, ordered by seed.
+
+        Args:
+            model: or these runs themselves.
 
         Raises:
             InputError: they differ in more than the seed.
         """
+        if not isinstance(model, Model):
+            return model
         base = re.escape(model.run_name(self.scale))
-        found = [run for name, run in self.runs.items() if re.fullmatch(rf'{base}(-s\d+)?', name)]
-        found.sort(key=lambda run: run.seed)
-        for first, run in itertools.pairwise(found):  # equal seeds are neighbours
-            one, other = first.identity, run.identity
-            different = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
-            if different != ['seed']:
-                what = ', '.join(sorted(set(different) - {'seed'})) or 'nothing, not even the seed'
-                names = f'{first.run_name} and {run.run_name}'
-                raise InputError(f'the records of {names} differ in {what}: keep those of one experiment')
-        return found
+        return order_by_seed([run for name, run in self.runs.items() if re.fullmatch(rf'{base}(-s\d+)?', name)])
 
     @cached_property
     def _grouped(self) -> Mapping[tuple[str, str | None, int | None], list[FinetuningRecord]]:
@@ -68,9 +67,7 @@ class Evidence:
         names = {run.run_name for run in self.find_runs(model)}
         return sorted(at for of, name, at in self._grouped if of == task and name in names and at is not None)
 
-    def select_finetunings(
-        self, model: Model, task: str, samples: int | None = None
-    ) -> list[tuple[PretrainingRecord, list[FinetuningRecord]]]:
+    def select_finetunings(self, model: Model, task: str, samples: int | None = None) -> Searches:
         """(pretraining run, its fine-tuning records of ``task``, one for each seed) for the runs of ``model``.
 
         All records are at the point of the search space that a sweep would select.
@@ -103,12 +100,17 @@ class Evidence:
                 scores[task] = names[0] if names and first not in names else first
         return scores
 
-    def _count_failures(self, finished: Sequence[FinetuningRecord]) -> int:
-        """The number of fine-tuning seeds that failed at the point of ``finished``, records of one search."""
-        first = finished[0]
-        same = (first.task, first.checkpoint.hash, first.point)
-        found = {r.seed for r in self.failures if (r.task, r.checkpoint.hash, r.point) == same}
-        return len(found - {r.seed for r in finished})
+    def _note_failures(self, found: Searches) -> list[str]:
+        """The fine-tuning seeds that failed at the points of ``found``, in words."""
+        notes = []
+        for run, records in found:
+            first, finished = records[0], {record.seed for record in records}
+            same = (first.task, first.checkpoint.hash, first.point)
+            tried = {r.seed for r in self.failures if (r.task, r.checkpoint.hash, r.point) == same} | finished
+            if failed := sorted(tried - finished):
+                which = ', '.join(map(str, failed))
+                notes.append(f'{first.task} from {run.run_name}: fine-tuning seed {which} failed, of {len(tried)}')
+        return notes
 
     def score(self, model: Model, column: Column, samples: int | None = None) -> Cell:
         """One score of ``model`` in percent: the median over fine-tuning seeds, or the mean of such medians.
@@ -123,13 +125,8 @@ class Evidence:
             return float(100 * (record.score if column.metric is None else record.metrics[column.metric]))
 
         found = self.select_finetunings(model, column.task, samples)
-        notes = [
-            f'{column.task} from {run.run_name}: {failed} of {failed + len(records)} seeds failed'
-            for run, records in found
-            if (failed := self._count_failures(records))
-        ]
         values = [(run, records, [*map(read, records)]) for run, records in found]
-        cell = self._gather(model, column.task, values, notes)
+        cell = self._gather(model, column.task, values, self._note_failures(found))
         metric = column.metric or find_task(column.task).metric
         if cell.missing or not all(metric in r.influences for _, records in found for r in records):
             return cell
@@ -138,7 +135,7 @@ class Evidence:
         sample = f'{column.task} {metric.rpartition("_")[0]} {found[0][1][0].data_hash}'
         return replace(cell, terms=(replace(term, sample=sample, influences=influences),))
 
-    def measure_runs(self, model: Model, what: str, read: Callable[[PretrainingRecord], float | None]) -> Cell:
+    def measure_runs(self, model: Model | Runs, what: str, read: Callable[[PretrainingRecord], float | None]) -> Cell:
         """A number of each pretraining run of ``model``; ``read`` returns None where a run lacks the number."""
         values = [(run, read(run)) for run in self.find_runs(model)]
         return self._gather(model, what, [(run, (), [value]) for run, value in values if value is not None])
@@ -158,7 +155,7 @@ class Evidence:
         """The value ``key`` of the last layer after pretraining."""
         return list(self.rank_by_layer(model, key).values())[-1]
 
-    def rank_by_layer(self, model: Model, key: str, index: int | None = None) -> dict[int, Cell]:
+    def rank_by_layer(self, model: Model | Runs, key: str, index: int | None = None) -> dict[int, Cell]:
         """Layer -> the value ``key`` in the rank records of ``model``'s last checkpoints.
 
         Without records, layer 0 has a cell that says why.
@@ -196,7 +193,7 @@ class Evidence:
             return Cell(
                 missing=f'the records of {task} from {model.run_name(self.scale)} hold no rank after fine-tuning'
             )
-        return self._gather(model, task, values, rounding=WHOLE_NUMBER)
+        return self._gather(model, task, values, self._note_failures(found), WHOLE_NUMBER)
 
     def finetuned_rank_curve(self, model: Model, task: str) -> dict[float, Cell]:
         """Epoch -> effective rank of the last layer during fine-tuning, for the epochs that every record has.
@@ -212,20 +209,14 @@ class Evidence:
         if not epochs:
             reason = f'the records of {task} from {model.run_name(self.scale)} hold no rank during fine-tuning'
             return {0.0: Cell(missing=reason if found else self.explain_absence(model, task))}
-        return {
-            epoch: self._gather(
-                model,
-                task,
-                [(run, rs, [c[epoch] for c in of_run]) for run, rs, of_run in curves],
-                rounding=WHOLE_NUMBER,
-            )
-            for epoch in sorted(epochs)
-        }
+        notes = self._note_failures(found)
+        by_epoch = {e: [(run, rs, [c[e] for c in of_run]) for run, rs, of_run in curves] for e in sorted(epochs)}
+        return {e: self._gather(model, task, values, notes, WHOLE_NUMBER) for e, values in by_epoch.items()}
 
-    def explain_absence(self, model: Model, what: str) -> str:
+    def explain_absence(self, model: Model | Runs, what: str) -> str:
         """Why ``model`` has no number of ``what``, a task or a kind of measurement."""
         runs = [run.run_name for run in self.find_runs(model)]
-        if not runs:
+        if isinstance(model, Model) and not runs:
             return f'no finished pretraining run {model.run_name(self.scale)}'
         return self._explain_lack(what, runs)
 
@@ -237,7 +228,7 @@ class Evidence:
 
     def _gather(
         self,
-        model: Model,
+        model: Model | Runs,
         what: str,
         found: Sequence[tuple[PretrainingRecord, Sequence[FinetuningRecord | RankRecord], Sequence[float]]],
         notes: Sequence[str] = (),
@@ -259,6 +250,23 @@ class Evidence:
             records=tuple(record for _, records, _ in found for record in records),
             note='; '.join([*notes, *(self._explain_lack(what, [name]) for name in lacking)]),
         )
+
+
+def order_by_seed(runs: Iterable[PretrainingRecord]) -> Runs:
+    """``runs`` of one model, ordered by seed.
+
+    Raises:
+        InputError: they differ in more than the seed, or have one seed twice.
+    """
+    found = sorted(runs, key=lambda run: run.seed)
+    for first, run in itertools.pairwise(found):  # equal seeds are neighbours
+        one, other = first.identity, run.identity
+        different = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
+        if different != ['seed']:
+            what = ', '.join(sorted(set(different) - {'seed'})) or 'nothing, not even the seed'
+            names = f'{first.run_name} and {run.run_name}'
+            raise InputError(f'the records of {names} differ in {what}: keep those of one experiment')
+    return found
 
 
 def _influence_of_median(

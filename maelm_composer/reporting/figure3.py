@@ -96,7 +96,8 @@ def build_figure3(builder: RowBuilder) -> list[Row]:
             rows.append(builder.value(model.label, column.name, PERCENT, cell, paper).at(samples, 'samples'))
             for axis in (Axis.hours, Axis.flops):
                 costs = {seed: getattr(found, axis.name) for seed, found in _read(cell, samples).items()}
-                cost = Cell((Term(1.0, {seed: [cost] for seed, cost in costs.items()}),), cell.runs)
+                term = Term(1.0, {seed: [cost] for seed, cost in costs.items()})
+                cost = replace(cell, terms=(term,), records=())
                 if not all(costs.values()):
                     cost = Cell(missing=f'a record of {model.run_name(builder.scale)} holds no {axis.name}')
                 rows.append(builder.value(model.label, axis.name, axis.value, cost).at(samples, 'samples'))

@@ -274,7 +274,9 @@ def write_figure(folder: Path, name: str, draw: Callable[[], Figure] | None) -> 
         for path in paths:
             path.unlink(missing_ok=True)
         return None
-    with matplotlib.rc_context(RC_PARAMS):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc would change the bytes
+        matplotlib.rcParams.update(RC_PARAMS)
         figure = draw()
         for path, metadata in zip(paths, ({'Software': None}, {'Date': None, 'Creator': None}), strict=True):
             buffer = io.BytesIO()

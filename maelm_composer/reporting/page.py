@@ -1,9 +1,11 @@
 """The data of the page of one scale, which page.html.j2 lays out: findings in sentences, cost, tables, provenance."""
 
 import base64
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ NAMED = 4  # up to so many claims of one verdict are named, more are counted
 DIGITS = {'percent': 1, 'points': 1, 'rank': 1, 'degrees': 1, 'tokens': 0, 'samples': 0}
 DIGITS |= {'share': 3, 'hours': 3, 'nats': 3}
 MOST_DIGITS = 5
+ALPHA = 0.05
 CORE_WATTS, GPU_WATTS = 10.0, 700.0  # assumed, of a busy CPU core with its share of the machine, and of an H100 or H200
 
 
@@ -49,6 +52,7 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
     )
     functions = {'number': format_number, 'interval': format_interval, 'name_score': name_score}
     functions |= {'value': format_value, 'unit': name_unit, 'axis': format_x, 'is_signed': is_signed}
+    functions |= {'p_value': format_p}
     environment.globals |= {**functions, 'not_comparable': NOT_COMPARABLE, 'constant': CONSTANT}
     return environment.get_template('page.html.j2').render(
         scale=evidence.scale,
@@ -71,10 +75,10 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
     values = [row for row in rows if row.value is not None and not row.is_claim]
     points = [row for row in values if has_picture and row.x is not None]
     axes = dict.fromkeys(row.x_unit for row in points)  # Figure 5 has two
-    missing: dict[str, list[str]] = defaultdict(list)  # reason -> numbers
-    for row in rows:
-        if row.value is None:
-            missing[row.note].append(f'{row.row}, {name_score(row)}')
+    # The numbers without a value, and those without a part of their seeds: reason -> numbers.
+    missing, partial = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for row in filter(attrgetter('is_missing'), rows):
+        (missing if row.value is None else partial)[row.note].append(f'{row.row}, {name_score(row)}')
     return {
         'artefact': find_artefact(name),
         'numbers': make_grid([row for row in values if row not in points]),
@@ -82,7 +86,7 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
         'points': [make_grid([row for row in points if row.x_unit == unit]) for unit in axes],
         'num_points': len(points),
         'has_paper': any(row.paper is not None for row in values),
-        'missing': missing,
+        'lacks': {'are missing': missing, 'lack seeds': partial},
     }
 
 
@@ -215,6 +219,12 @@ def format_interval(row: Row) -> str:
     return ' to '.join(format_number(bound, row.unit, digits=digits) for bound in bounds)
 
 
+def format_p(p: float) -> str:
+    """``= 0.012``: two digits, or so many that a p beside the level does not look as if it were the level."""
+    digits = next(n for n in itertools.count(2) if float(f'{p:.{n}g}') != ALPHA or n > MOST_DIGITS)
+    return '< 0.001' if p < 0.001 else f'= {p:.{digits}g}'
+
+
 def format_value(row: Row, is_signed: bool = False) -> str:
     """The value; if it is infinite because some pretraining seeds never arrived, that."""
     is_never = row.value is not None and math.isinf(row.value)
@@ -266,6 +276,6 @@ def _describe_cost(evidence: Evidence) -> str:
     digits = '.2g' if energy < 10 else '.0f'
     return (
         f'The recorded pretraining and fine-tuning runs took {" and ".join(parts) or "no recorded time"}: about '
-        f'{energy:,{digits}} kWh at an assumed {CORE_WATTS:g} W a core and {GPU_WATTS:g} W a GPU. Discarded runs '
-        'and rank measurements are not counted.'
+        f'{energy:,{digits}} kWh at an assumed {CORE_WATTS:g} W a core and {GPU_WATTS:g} W a GPU. Not counted: '
+        'validation, saving and compilation in pretraining, failed and discarded runs, rank measurements.'
     )

@@ -7,16 +7,17 @@ have, name the comparison.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from maelm_composer.errors import InputError
-from maelm_composer.records import LayerRanks, PretrainingRecord, RankRecord
+from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, RUNGS_OF, Rung
-from maelm_composer.reporting.cells import VARIED, WHOLE_NUMBER, Cell, Term, subtract, subtract_relative
-from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.cells import VARIED, Cell, subtract, subtract_relative
+from maelm_composer.reporting.evidence import Evidence, Runs, order_by_seed
 from maelm_composer.reporting.ladder import FLOPS, LOSS, MASK_GAIN, RELATIVE
 from maelm_composer.reporting.load import RANK_OPTIONS, RANKS, assert_equal
 from maelm_composer.reporting.rows import GAP, MARGIN_RANK_SHARE, PERCENT, RANK, Claim, Row, RowBuilder
@@ -32,19 +33,15 @@ Settings = dict[str, Any]
 
 @dataclass
 class Group:
-    """The runs of one model with one recipe that have a rank record, by pretraining seed."""
+    """The runs of one model with one recipe, ordered by pretraining seed."""
 
+    evidence: Evidence  # that has the runs
     settings: Settings  # without the seed
-    runs: dict[int, tuple[PretrainingRecord, RankRecord]]
+    runs: Runs
 
     @property
     def is_roberta(self) -> bool:
         return self.settings.get(DECODER, '') is None
-
-    @property
-    def name(self) -> str:
-        """The name of one of the runs."""
-        return next(iter(self.runs.values()))[0].run_name
 
     def find_differing(self, other: 'Group') -> list[str]:
         """The settings that differ, of those that both models of a recipe share."""
@@ -54,22 +51,13 @@ class Group:
         )
         return sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
 
-    def measure(self, read: Callable[[PretrainingRecord], float | None]) -> Cell:
-        """A number of the pretraining records."""
-        values = {seed: value for seed, (run, _) in self.runs.items() if (value := read(run)) is not None}
-        return self._gather(values)
+    def measure(self, name: str) -> Cell:
+        """The field ``name`` of the pretraining records."""
+        return self.evidence.measure_runs(self.runs, name, attrgetter(name))
 
     def rank(self, key: str, layer: int = -1) -> Cell:
         """The value ``key`` of one layer of the rank records."""
-        values = {seed: getattr(rank.layers[layer], key) for seed, (_, rank) in self.runs.items()}
-        return self._gather(values, WHOLE_NUMBER if LayerRanks.model_fields[key].annotation is int else 0.0)
-
-    def _gather(self, values: Mapping[int, float], rounding: float = 0.0) -> Cell:
-        if not values:
-            return Cell(missing='not recorded')
-        runs, ranks = zip(*(self.runs[seed] for seed in values), strict=True)
-        terms = Term(1.0, {seed: [float(value)] for seed, value in values.items()}, rounding=rounding)
-        return Cell((terms,), runs, ranks)
+        return list(self.evidence.rank_by_layer(self.runs, key).values())[layer]
 
 
 @dataclass
@@ -119,7 +107,7 @@ def _compare(builder: RowBuilder, each: Comparison) -> tuple[list[Row], Cell]:
         return rows, Cell(missing=each.missing)
     if not each.is_rungs:  # the ladder has its own
         rows += _measure(builder, f'{ROBERTA.label}, {each.label_of_roberta}', each.roberta)
-    losses = [group.measure(lambda run: run.eval_loss) for group in (each.mae_lm, each.roberta)]
+    losses = [group.measure(LOSS) for group in (each.mae_lm, each.roberta)]
     rows.append(builder.value(gap, LOSS, 'nats', subtract(*losses)))
     *lower, lead = [
         subtract_relative(each.mae_lm.rank(REAL, layer), each.roberta.rank(REAL, layer))
@@ -133,8 +121,8 @@ def _compare(builder: RowBuilder, each: Comparison) -> tuple[list[Row], Cell]:
 def _measure(builder: RowBuilder, label: str, group: Group) -> list[Row]:
     """Loss, FLOPs and last layer's ranks of one model; of RoBERTa also the measures of the paper's explanation."""
     rows = [
-        builder.value(label, LOSS, 'nats', group.measure(lambda run: run.eval_loss)),
-        builder.value(label, FLOPS, 'FLOPs', group.measure(lambda run: run.flops)),
+        builder.value(label, LOSS, 'nats', group.measure(LOSS)),
+        builder.value(label, FLOPS, 'FLOPs', group.measure(FLOPS)),
         *(builder.value(label, key, RANK, group.rank(key)) for key in (REAL, WITH_MASKS, MASKS)),
     ]
     if group.is_roberta:
@@ -160,44 +148,36 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
                 continue
             num_rows = mae_lm.settings[ROWS]
             if num_rows not in rungs:
-                raise InputError(
-                    f'recipes/{folder}: {mae_lm.name} has {ROWS}={num_rows}, as no MAE-LM of {evidence.scale}'
-                )
+                name = f'recipes/{folder}: {mae_lm.runs[0].run_name}'
+                raise InputError(f'{name} has {ROWS}={num_rows}, as no MAE-LM of {evidence.scale}')
             rung = rungs[num_rows]
             label = _describe(mae_lm.settings, evidence.find_runs(rung.mae_lm)[0].identity)
             differing = [(mae_lm.find_differing(roberta), roberta) for roberta in robertas]
             keys, roberta = min(differing, key=lambda pair: len(pair[0]), default=(['everything'], None))
             if keys or roberta is None:
-                nearest = '' if roberta is None else f'; {roberta.name} differs in {", ".join(keys)}'
+                nearest = '' if roberta is None else f'; {roberta.runs[0].run_name} differs in {", ".join(keys)}'
                 yield Comparison(
                     folder, rung, label, '', mae_lm, None, missing=f'no RoBERTa of these settings{nearest}'
                 )
                 continue
-            assert_equal([rank for group in (mae_lm, roberta) for _, rank in group.runs.values()], RANKS, *RANK_OPTIONS)
+            ranks = [rank for group in (mae_lm, roberta) for rank in group.rank(REAL).records]
+            assert_equal(ranks, RANKS, *RANK_OPTIONS)
             first = (evidence.find_runs(rung.roberta) or evidence.find_runs(rung.mae_lm))[0]
             theirs = _describe(roberta.settings, first.identity)
             yield Comparison(folder, rung, label, theirs, mae_lm, roberta, is_rungs=roberta in own)
 
 
 def _group(evidence: Evidence) -> list[Group]:
-    """The recorded runs by recipe. Raises InputError if a run has two rank records, or a recipe one seed twice."""
-    ranks = dict[tuple[str | None, int | None], RankRecord]()
-    for record in evidence.ranks:
-        first = ranks.setdefault((record.checkpoint.run_name, record.checkpoint.samples), record)
-        if first is not record:
-            raise InputError(f'rank records {first.key} and {record.key} of {record.checkpoint.run_name}: keep one')
-    found = defaultdict[str, dict[int, tuple[PretrainingRecord, RankRecord]]](dict)
-    settings: dict[str, Settings] = {}
+    """The runs by recipe, of the recipes whose ranks were measured. Raises InputError if a recipe has a seed twice."""
+    found = defaultdict[str, list[PretrainingRecord]](list)
     for run in evidence.runs.values():
-        if rank := ranks.get((run.run_name, run.samples)):
-            key = repr(sorted(_drop_seed(run).items()))
-            settings[key] = _drop_seed(run)
-            first_run, _ = found[key].setdefault(run.seed, (run, rank))
-            if first_run is not run:
-                raise InputError(
-                    f'{first_run.run_name} and {run.run_name} differ in nothing, not even the seed: keep one'
-                )
-    return [Group(settings[key], runs) for key, runs in found.items()]
+        found[repr(sorted(_drop_seed(run).items()))].append(run)
+    measured = {record.checkpoint.run_name for record in evidence.ranks}
+    return [
+        Group(evidence, _drop_seed(runs[0]), order_by_seed(runs))
+        for runs in found.values()
+        if not measured.isdisjoint(run.run_name for run in runs)
+    ]
 
 
 def _drop_seed(run: PretrainingRecord) -> Settings:

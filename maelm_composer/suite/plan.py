@@ -247,7 +247,8 @@ class _Planner:
             task = find_task(name, config.tasks)
             runs = count_runs(config, task)
             fitted = fit_rows(config, pretraining.model.max_seq_len)
-            there = self._count_recorded(fitted, task, pretraining.run_name, step.samples)
+            # A search of all points and seeds leaves more records than this one needs.
+            there = min(runs, self._count_recorded(fitted, task, pretraining.run_name, step.samples))
             if measured := [r.training_seconds + r.evaluation_seconds for r in comparable if r.task == name]:
                 seconds = runs * (mean(measured) + START_SECONDS[step.kind]) / slots
                 basis = 'measured runs'

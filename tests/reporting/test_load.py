@@ -137,6 +137,13 @@ def test_a_log_that_is_not_there_is_named_beside_the_loss(full):
     assert (loss.pretraining_seeds, loss.note) == (2, 'metrics.csv of medium-s17 is not recorded')
 
 
+def test_runs_with_other_tokenizers_are_not_compared(full):
+    path = full.records / 'pretraining' / 'medium-s18.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'tokenizer_hash': 'another'}))
+    with pytest.raises(InputError, match=r'are compared, but differ in tokenizer_hash: .*another'):
+        build(full)
+
+
 @pytest.mark.parametrize('seed', [17, 19])
 def test_a_pretraining_seed_counts_once(full, seed):
     path = full.records / 'pretraining' / f'medium-s{seed}.json'

@@ -108,6 +108,17 @@ def test_two_comparisons_of_one_name_are_refused(ladder, changed):
         find(ladder)
 
 
+def test_a_seed_without_its_rank_record_is_named(ladder):
+    for name, model in (('one', MAE_LM), ('one-roberta', ROBERTA)):
+        add(ladder, name, model | {'optimizer.learning_rate': 0.002}, seeds=(17, 18), folder='one')
+        (path,) = (ladder.results / 'ladder/recipes/one/rank').glob(f'*{name}-s18*')
+        path.unlink()
+    rows = find(ladder)
+    (lead,) = (row for row in rows.values() if row.is_claim)
+    assert lead.pretraining_seeds == 1
+    assert lead.note == 'effective rank of one-s18 is not recorded; effective rank of one-roberta-s18 is not recorded'
+
+
 def test_the_figure_is_drawn_where_there_is_a_claim(ladder):
     for seed, name, model in ((17, 'one', MAE_LM), (18, 'one-roberta', ROBERTA)):
         add(ladder, name, model | {'optimizer.learning_rate': 0.002}, seeds=(seed,), folder='one')
@@ -153,13 +164,15 @@ def test_two_records_of_one_run_are_refused(ladder):
         find(ladder)
     (folder / 'copy.json').unlink()
     add(ladder, 'copy', MAE_LM | {'model.decoder.num_hidden_layers': 1}, lead=4, seeds=(17,), folder='one')
-    with pytest.raises(InputError, match=r'^copy-s17 and one-s17 differ in nothing, not even the seed: keep one'):
+    with pytest.raises(
+        InputError, match=r'^the records of copy-s17 and one-s17 differ in nothing, not even the seed: keep those'
+    ):
         find(ladder)
     (folder / 'copy-s17.json').unlink()
     path = next((folder.parent / 'rank').glob('*one-s17*'))
     again = json.loads(path.read_text()) | {'key': 'again'}
     path.with_name('again.json').write_text(json.dumps(again))
-    with pytest.raises(InputError, match=r'^rank records again and .* of one-s17: keep one'):
+    with pytest.raises(InputError, match=r'^2 rank records of one-s17 \(.*again.*\): keep one'):
         find(ladder)
 
 

@@ -9,13 +9,16 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import matplotlib
 import pytest
 
 from maelm_composer.errors import InputError
+from maelm_composer.files import LOCK
 from maelm_composer.records import pack_numbers
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, RECIPES
 from maelm_composer.reporting.figures import DRAWINGS
 from maelm_composer.reporting.load import load_evidence, read_csv
+from maelm_composer.reporting.page import format_p
 from maelm_composer.reporting.report import report, write_tables
 from maelm_composer.reporting.rows import HEADER
 from tests.reporting.conftest import PRETRAINING_SEEDS, Archive
@@ -69,9 +72,40 @@ SMALL = ('small', 'small_batch_32', 'small_3e14', 'small_3e14_batch_32')
 @pytest.mark.parametrize('scale', [*SMALL, 'ladder', 'ladder_batch_32'])
 def test_the_committed_results_are_what_their_records_say(tmp_path, scale):
     committed = Path(__file__).resolve().parents[2] / 'results'
-    shutil.copytree(committed / scale, tmp_path / scale)
+    for folder in ('records', 'recipes'):
+        if (committed / scale / folder).exists():
+            shutil.copytree(committed / scale / folder, tmp_path / scale / folder)
     report(scale, tmp_path)
-    assert hash_files(tmp_path / scale) == hash_files(committed / scale)
+    made, expected = (
+        {name: found for name, found in hash_files(folder / scale).items() if '/' not in name}
+        for folder in (tmp_path, committed)
+    )
+    by_hand = {path.name for path in (committed / scale).glob('*.md')} | {LOCK}
+    assert made == {name: found for name, found in expected.items() if name not in by_hand}
+
+
+def test_the_user_s_matplotlibrc_changes_nothing(page, monkeypatch):
+    before = (page.parent / 'figure1.svg').read_bytes()
+    for name, value in (('lines.linewidth', 9.0), ('savefig.bbox', 'tight'), ('svg.fonttype', 'none')):
+        monkeypatch.setitem(matplotlib.rcParams, name, value)
+    report('medium', page.parent.parent)
+    assert (page.parent / 'figure1.svg').read_bytes() == before
+
+
+def test_a_number_of_fewer_seeds_is_named_where_print_shows_it(full):
+    (full.records / 'rank' / 'rank-medium-s18.json').unlink()
+    text = Page(report('medium', full.results)[0].read_text()).text
+    assert 'numbers lack seeds' in text
+    assert 'effective rank of medium-s18 is not recorded' in text
+
+
+@pytest.mark.parametrize(
+    'p, text',
+    [(0.0496, '= 0.0496'), (0.0504, '= 0.0504'), (0.05, '= 0.05'), (0.04996, '= 0.04996'), (0.012, '= 0.012')],
+)
+def test_a_p_beside_the_level_does_not_look_like_it(p, text):
+    assert format_p(p) == text
+    assert format_p(0.0004) == '< 0.001'
 
 
 def test_own_tasks_have_a_table_as_long_as_they_have_records(full):

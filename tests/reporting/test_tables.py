@@ -242,7 +242,23 @@ def test_a_seed_that_failed_is_named_beside_the_median_of_the_others(archive):
     made.add_score('medium', 'rte', 3, 0.0, status='failed', error='loss is nan')
     made.add_score('medium', 'rte', 2, 0.0, status='failed', error='elsewhere', point={'learning_rate': 1e-4})
     row = build(made)['table1', 'MAE-LM', 'rte', None]
-    assert (row.value, row.count, row.note) == (pytest.approx(65), 2, 'rte from medium: 1 of 3 seeds failed')
+    assert (row.value, row.count, row.note) == (
+        pytest.approx(65),
+        2,
+        'rte from medium: fine-tuning seed 3 failed, of 3',
+    )
+
+
+def test_a_seed_that_failed_is_named_beside_ranks_and_costs_too(full):
+    full.add_score('medium-s18', 'mnli', 9, 0.0, status='failed', error='loss is nan')
+    rows = build(full)
+    for artefact, column, x in (
+        ('table3', 'mnli', None),
+        ('figure5', 'rank during mnli', 1),
+        ('figure3', 'hours', 400),
+    ):
+        row = rows[artefact, 'MAE-LM', column, x]
+        assert row.note == 'mnli from medium-s18: fine-tuning seed 9 failed, of 6', artefact
 
 
 def test_what_is_missing_is_empty_and_says_why(archive):
