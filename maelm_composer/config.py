@@ -65,6 +65,7 @@ class SourceConfig:
     dataset: str | None = None  # huggingface: hub name or local folder
     config_name: str | None = None  # huggingface: configuration of the data set
     split: str = 'train'  # huggingface: split of the data set
+    revision: str | None = None  # huggingface: commit, tag or branch; null: the newest
     max_documents: int | None = None  # the first so many; null: all
     note: str | None = None  # the corpus that this source replaces
 
@@ -238,12 +239,12 @@ class SearchSpace:
 class SweepConfig:
     tasks: list[str] = field(default_factory=list)  # names of the tasks; `task` in its place sweeps over one
     search: dict[str, SearchSpace] = field(default_factory=dict)  # by task, or by group: glue_small, glue_large, squad2
-    selection: SelectionProtocol = SelectionProtocol.grid_on_one_seed  # then the best point on all seeds
-    seeds: list[int] = field(  # the grid runs on the first
+    selection: SelectionProtocol = SelectionProtocol.grid_on_one_seed  # full_grid: every point on every seed
+    seeds: list[int] = field(  # grid_on_one_seed: every point on the first, the best point on the others
         default_factory=lambda: [1, 2, 3, 4, 5], metadata={'at_least': 0}
     )
-    cpus_per_run: float = 1.0  # cores that Ray reserves for a run
-    gpus_per_run: float = number(0.25, at_least=0, at_most=1)  # a share of one GPU; 0: CPU only; ignored without GPUs
+    cpus_per_run: float = number(1.0, at_least=0.0001)  # cores that Ray reserves for a run
+    gpus_per_run: float = number(0.25, at_least=0.0001, at_most=1, or_else=0)  # a share of one GPU; 0: CPU only
     max_retries: int = number(2, at_least=0)  # of a run whose worker died; one that raised waits for the next call
 
 
@@ -285,7 +286,7 @@ class SuiteConfig:
     Each list holds files and ``key=value`` pairs, as a command line does.
     """
 
-    extends: str = ''  # a scale, over whose file this one is merged: its keys replace that scale's
+    extends: str = ''  # a scale, over whose file this one is merged: key by key
     data: list[str] = field(default_factory=list)  # recipe of the shards
     pretraining: list[str] = field(default_factory=list)  # recipe of every model, before the model's overlay
     pretraining_of: dict[str, list[str]] = field(default_factory=dict)  # by overlay, merged after it

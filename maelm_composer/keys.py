@@ -15,6 +15,7 @@ from maelm_composer.errors import InputError
 
 KINDS = {'corpus': CorpusConfig, 'pretraining': PretrainingConfig, 'finetuning': FinetuningConfig, 'suite': SuiteConfig}
 TEXT = 'text'  # the type of names and paths
+BY_NAME = 'by name: '  # before the type of a value under a name of one's own
 SIGNS = {'above': '> ', 'at_least': '≥ ', 'below': '< ', 'at_most': '≤ ', 'or_else': 'or '}
 FIELD = re.compile(r'^ {4}(\w+): [^#]*?(?:  # (.*))?$', re.MULTILINE)
 
@@ -89,7 +90,7 @@ def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:
     if origin is list:
         return f'list of {_describe_type(arguments[0], limits)}'
     if origin is dict:
-        return f'by name: {_describe_type(arguments[1], limits)}'
+        return f'{BY_NAME}{_describe_type(arguments[1], limits)}'
     if type(None) in arguments:
         (inner,) = (argument for argument in arguments if argument is not type(None))
         return f'{_describe_type(inner, limits)}, or null'

@@ -1,38 +1,26 @@
 """Reads a recipe: YAML files and ``key=value`` pairs become a checked config. No other module uses OmegaConf.
 
-The files are merged in the order of the command line, then the pairs; later values win. A config is never changed after
-it was loaded.
+The files are merged in the order of the command line, then the pairs; later values win. The lists of a suite's settings
+are merged in their own order. A config is never changed after it was loaded.
 """
 
 import dataclasses
 import difflib
 import itertools
 import json
-import math
-import operator
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, KeyValidationError, OmegaConfBaseException
 
-from maelm_composer.config import (
-    CorpusConfig,
-    DecoderAttention,
-    EncoderMaskContent,
-    FinetuningConfig,
-    PositionIds,
-    PretrainingConfig,
-    SourceConfig,
-    SourceKind,
-    SuiteConfig,
-    TaskSource,
-)
+from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
+from maelm_composer.recipe_checks import check_config
 from maelm_composer.shipped import find_shipped
 
 Config = TypeVar('Config', CorpusConfig, PretrainingConfig, FinetuningConfig, SuiteConfig)
@@ -46,24 +34,33 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
     Raises:
         InputError: a file that cannot be read, an unknown key (with the nearest right one), a wrong type or value.
     """
+    if wrong := [override for override in overrides if '=' not in override]:
+        raise InputError(f'{wrong[0]!r} is neither a YAML file nor key=value')
+    return load_entries(root, [*paths, *overrides])
+
+
+def load_entries(root: type[Config], entries: Sequence[str]) -> Config:
+    """As :func:`load_config`, of files and pairs in any order, of which later ones win."""
     merged: Any = OmegaConf.structured(root)
-    for path in paths:
-        layer = _read_yaml(path)
-        _assert_names_are_text(root, layer, path)
-        merged = _merge(root, merged, layer, where=path)
-    for override in overrides:
-        if '=' not in override:
-            raise InputError(f'{override!r} is neither a YAML file nor key=value')
-        merged = _merge(root, merged, _parse_override(override), where='command line')
+    files, pairs = split_arguments(entries)
+    for entry in entries:
+        if entry in pairs:
+            merged = _merge(root, merged, _parse_override(entry), where='command line')
+            continue
+        layer = _read_yaml(entry)
+        _assert_read_as_meant(root, layer, entry)
+        if root is PretrainingConfig and merged.model.decoder is None and OmegaConf.select(layer, 'model.decoder'):
+            raise InputError(f'{entry} sets keys of model.decoder, which a file before it makes null: name it earlier')
+        merged = _merge(root, merged, layer, where=entry)
     try:
         if root is PretrainingConfig:
-            _name_run(merged, paths)
+            _name_run(merged, files)
         if missing := sorted(OmegaConf.missing_keys(merged)):
             raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
         config: Config = _expand_home(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:  # an interpolation ${...} of a missing key
         raise InputError(f'{error.full_key}: {str(error).splitlines()[0]}') from None
-    _check(config)
+    check_config(config)
     return config
 
 
@@ -87,8 +84,13 @@ def is_finetuning(paths: Sequence[str], overrides: Sequence[str] = ()) -> bool:
 
 
 def read_keys(path: str | Path) -> set[str]:
-    """The keys that a recipe's file sets. Raises InputError if the file cannot be read."""
-    return {str(key) for key in _read_yaml(str(path))}
+    """The keys that a recipe's file sets, with their sections, as ``model`` and ``model.decoder``.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    found = (name for name, _ in _walk_values(OmegaConf.to_container(_read_yaml(str(path)))))
+    return {key for name in found for key in itertools.accumulate(name.split('.'), '{}.{}'.format)}
 
 
 def to_yaml(config: CorpusConfig | PretrainingConfig | FinetuningConfig) -> str:
@@ -144,14 +146,39 @@ def _expand_home(value: Any) -> Any:
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith('~/') else value
 
 
-def _assert_names_are_text(root: type, layer: Any, where: str) -> None:
-    """Raise InputError if ``layer`` gives a text key what YAML has read as a number, such as 15 for ``017``."""
-    from maelm_composer.keys import TEXT, walk_keys
+def _assert_read_as_meant(root: type, layer: Any, where: str) -> None:
+    """Raise InputError where YAML has read text as a number or a truth value: ``017`` as 15, ``on`` as True.
 
-    plain = OmegaConf.to_container(layer)
+    A list of text may hold whole numbers, as the names of classes.
+    """
+    from maelm_composer.keys import BY_NAME, TEXT, walk_keys
+
+    types = {}
     for key in walk_keys(root):
-        if key.values.startswith(TEXT) and isinstance(value := _look_up(plain, key.name), (bool, int, float)):
-            raise InputError(f'{where}: {key.name}: YAML reads this value as {value}, so put it in quotes')
+        own_name = r'\.[^.]+' * key.values.startswith(BY_NAME)
+        types[re.escape(key.name).replace('<name>', '[^.]+') + own_name] = key.values.removeprefix(BY_NAME)
+    for name, value in _walk_values(OmegaConf.to_container(layer)):
+        if not isinstance(value, (bool, int, float)):
+            continue
+        values = next((found for pattern, found in types.items() if re.fullmatch(pattern, name)), 'number')
+        kind = values.removeprefix('list of ')
+        is_label = values != kind and kind.startswith(TEXT) and type(value) is int
+        if kind.startswith(TEXT) and not is_label:
+            raise InputError(f'{where}: {name}: YAML reads this value as {value}, so put it in quotes')
+        if not kind.startswith((TEXT, 'integer', 'number', 'true, false')):
+            raise InputError(f'{where}: {name}: {value} is none of {kind}')
+
+
+def _walk_values(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) for every value in nested dicts and lists; ``[]`` stands for a section of a list."""
+    if isinstance(plain, dict) and plain:
+        for key, value in plain.items():
+            yield from _walk_values(value, f'{name}.{key}'.lstrip('.'))
+    elif isinstance(plain, list) and plain:
+        for item in plain:
+            yield from _walk_values(item, f'{name}[]' if isinstance(item, dict) else name)
+    else:
+        yield name, plain
 
 
 def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
@@ -228,123 +255,3 @@ def _name_run(merged: Any, paths: Sequence[str]) -> None:
         )
     if OmegaConf.is_missing(merged, 'save_folder'):
         merged.save_folder = f'runs/{merged.run_name}'
-
-
-_COMPARISONS = {'above': operator.gt, 'at_least': operator.ge, 'below': operator.lt, 'at_most': operator.le}
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise InputError(message)
-
-
-def _check(config: Any) -> None:
-    """Raise InputError for values that are wrong on every machine and with every data set."""
-    _check_numbers(config, {})
-    match config:
-        case CorpusConfig():
-            _require(bool(config.sources), 'sources is empty: name at least one')
-            for number, source in enumerate(config.sources):
-                _check_source(source, f'sources[{number}]')
-        case PretrainingConfig():
-            for name, folder in (('save_folder', config.save_folder), ('data.remote', config.data.remote)):
-                _require(bool(folder.strip('/')), f'{name} is {folder!r}: name a folder of its own')
-            _check_model(config)
-            warmup, extends = config.optimizer.warmup_samples, config.training.extends
-            ends, name = [*extends, config.training.max_samples], 'extends' if extends else 'max_samples'
-            _require(warmup <= ends[0], f'optimizer.warmup_samples {warmup} exceeds training.{name} {ends[0]}')
-            _require(
-                all(end < later for end, later in itertools.pairwise(ends)),
-                f'training.extends {extends}: must hold ascending numbers below training.max_samples {ends[-1]}',
-            )
-        case FinetuningConfig():
-            data, seeds = config.data, config.sweep.seeds
-            _require(
-                data.source is not TaskSource.files or data.folder is not None,
-                'data.source is files, so data.folder must name the folder that holds glue/<task>/ and squad_v2/',
-            )
-            _require(
-                data.source is TaskSource.files or data.folder is None,
-                f'data.folder {data.folder} is read with data.source=files only: add it, or remove data.folder',
-            )
-            _require(bool(seeds), 'sweep.seeds is empty: name at least one')
-            _require(len(set(seeds)) == len(seeds), f'sweep.seeds {seeds}: a seed is listed twice')
-
-
-def _check_source(source: SourceConfig, name: str) -> None:
-    """Raise InputError for a key that a source of this kind does not read, as when ``kind`` was forgotten."""
-    both = (SourceKind.files, SourceKind.huggingface)
-    readers = {'paths': both[:1], 'text_column': both, **dict.fromkeys(('dataset', 'config_name', 'split'), both[1:])}
-    for key, kinds in readers.items():
-        if source.kind not in kinds and getattr(source, key) != getattr(SourceConfig(), key):
-            raise InputError(
-                f'{name}.{key} is read by the kind {" or ".join(kind.name for kind in kinds)} only, '
-                f'and {name}.kind is {source.kind.name}: change one of them'
-            )
-
-
-def _check_numbers(value: Any, limits: Mapping[str, float], name: str = '') -> None:
-    """Compare every number in ``value``, a config or a part of one, with the limits of its field in config.py."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        _check_number(value, limits or {'above': 0}, f'{name} {value}')
-    elif isinstance(value, list):
-        for item in value:
-            _check_numbers(item, limits, name)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_numbers(item, limits, f'{name}.{key}')
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            _check_numbers(getattr(value, field.name), field.metadata, f'{name}.{field.name}'.lstrip('.'))
-
-
-def _check_number(value: float, limits: Mapping[str, float], shown: str) -> None:
-    if value == limits.get('or_else'):
-        return
-    _require(math.isfinite(value), f'{shown}: must be a finite number')
-    _require(isinstance(value, float) or value < 2**63, f'{shown}: must be below 2^63')
-    or_else = f', or {limits["or_else"]}' if 'or_else' in limits else ''
-    for name, holds in _COMPARISONS.items():
-        if name in limits and not holds(value, limits[name]):
-            demand = 'positive' if (name, limits[name]) == ('above', 0) else f'{name.replace("_", " ")} {limits[name]}'
-            raise InputError(f'{shown}: must be {demand}{or_else}')
-
-
-def _check_model(config: PretrainingConfig) -> None:
-    model, masking = config.model, config.masking
-    stacks: dict[str, Any] = {'model': model, 'model.decoder': model.decoder}
-    for name, stack in stacks.items():
-        if stack is None:
-            continue
-        size, heads = stack.hidden_size, stack.num_attention_heads
-        _require(size % heads == 0, f'{name}.hidden_size {size} is not divisible by {name}.num_attention_heads {heads}')
-        buckets, distance = stack.relative_position_buckets, model.relative_position_max_distance
-        _require(
-            buckets == 0 or (buckets % 4 == 0 and distance > buckets // 4 + 1),
-            f'{name}.relative_position_buckets {buckets}: must be 0 or a multiple of 4 whose quarter is more than 1 '
-            f'below model.relative_position_max_distance {distance}',
-        )
-    rate, fraction, length = masking.mlm_probability, masking.encoder_mask_fraction, model.max_seq_len
-    fewest = (math.floor if masking.rounds_at_random else round)(rate * length)  # without a mask there is no loss
-    some = 'some rows' if masking.rounds_at_random else 'a row'
-    _require(fewest > 0, f'masking.mlm_probability {rate} masks nothing in {some} of {length} tokens')
-    _require(fewest < length, f'masking.mlm_probability {rate} masks all of a row of {length} tokens')
-    _require(
-        model.decoder is not None or fraction == 1,
-        f'model.decoder is null, so masking.encoder_mask_fraction must be 1, not {fraction}: without a decoder the '
-        'encoder has to see every [MASK] (yamls/roberta.yaml sets both)',
-    )
-    without = 'masking.{} without effect: {}; leave the key out'
-    _require(
-        fraction > 0 or masking.encoder_mask_content is EncoderMaskContent.mask_token,
-        without.format('encoder_mask_content', 'masking.encoder_mask_fraction is 0'),
-    )
-    reads_encoder = model.decoder is not None and model.decoder.attention is not DecoderAttention.causal_cross
-    _require(
-        (fraction > 0 and reads_encoder) or not masking.decoder_resets_masks,
-        without.format('decoder_resets_masks', 'no decoder gets a masked position from the encoder'),
-    )
-    _require(
-        fraction < 1 or masking.position_ids is PositionIds.aligned,
-        without.format('position_ids', 'masking.encoder_mask_fraction is 1, so no position is left out'),
-    )

@@ -50,7 +50,7 @@ def test_a_machine_on_which_ray_cannot_start_is_told_after_a_second_try(monkeypa
 
 
 def test_a_task_that_ray_kills_for_its_memory_ends(monkeypatch):
-    """Ray's memory monitor, here with a limit that every worker exceeds, counts no retries of its own accord."""
+    """Ray's memory monitor, here with a limit that a machine with Ray exceeds, counts no retries of its own accord."""
     source = """
 import ray
 from maelm_composer import cluster
@@ -62,7 +62,7 @@ with cluster.connect_ray(num_cpus=1):
         print(error)
 """
     monkeypatch.delenv('RAY_task_oom_retries', raising=False)  # of another test's Ray
-    limit = {'RAY_memory_usage_threshold': '0.01'}  # of the machine's
+    limit = {'RAY_memory_usage_threshold': '0.0001'}  # of the machine's memory: 100 MB of a terabyte
     command = [sys.executable, '-c', source]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | limit, check=True)
     assert 'a worker was lost on every try, perhaps for want of memory' in found.stdout

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,7 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
     device, size = find_device(), pretrained.hidden_size
     encoder: Any = place_encoder(pretrained.encoder, device)
     layers: defaultdict[int, _Layer] = defaultdict(lambda: _Layer(size, device))
+    is_checked = not options.centered
     views = iterate_views(
         source,
         max_tokens=options.max_tokens,
@@ -161,12 +162,23 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
                 layers[number].masks.add(states[view.is_masked])
                 layers[number].residual.add(kept, sizes)
             progress.update(int(view.is_real.sum()))
+            if not is_checked:  # before the other passes: without absolute positions all [MASK]s are embedded alike
+                _assert_some_variance(layers)
+                is_checked = True
     for name, gram in (('real tokens', layers[0].kept), ('[MASK]s', layers[0].masks)):
         if gram.count < size:
             raise InputError(
                 f'the rows hold {gram.count} {name} for {size} dimensions: give more text, or raise max_tokens'
             )
     return list(layers.values())
+
+
+def _assert_some_variance(layers: Mapping[int, _Layer]) -> None:
+    for number, layer in layers.items():
+        try:
+            layer.masks.get_moment(centered=True)
+        except InputError as error:
+            raise InputError(f'[MASK] vectors of layer {number}: {error}; or measure without --centered') from None
 
 
 def _measure(number: int, layer: _Layer, options: RankOptions) -> LayerRanks:

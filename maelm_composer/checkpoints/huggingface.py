@@ -16,7 +16,7 @@ from transformers import MPNetConfig, PretrainedConfig, PreTrainedModel, Roberta
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig
 from maelm_composer.config import ModelConfig, RelativePositionFunction
 from maelm_composer.errors import InputError
-from maelm_composer.model.layer import take_rows
+from maelm_composer.model.layer import take_positions
 
 # Constants in MPNet's code; the number of buckets in its config only sets the size of the bias table.
 MPNET_BUCKETS, MPNET_MAX_DISTANCE, MPNET_PAD_ID = 32, 128, 1
@@ -173,7 +173,7 @@ class HuggingFaceEncoder(nn.Module):
             InputError: packed sequences or positions with gaps.
         """
         hidden = self._run(input_ids, position_ids, segment_ids).last_hidden_state
-        return hidden if predicted_index is None else take_rows(hidden, predicted_index)
+        return hidden if predicted_index is None else take_positions(hidden, predicted_index)
 
     def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
         """(B, S) inputs -> the output of the embeddings and then of each layer, (B, S, D) each."""

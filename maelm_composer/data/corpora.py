@@ -63,8 +63,13 @@ def group_documents(
 def describe_source(source: SourceConfig) -> dict[str, Any]:
     """The fields of ``source`` that determine its documents, with the files' names and sizes instead of the globs."""
     description = {key: value for key, value in to_plain(source).items() if key not in ('note', 'paths')}
-    if source.kind is SourceKind.files:
-        description['files'] = [[Path(path).name, os.path.getsize(path)] for path in find_files(source)]
+    if source.revision is None:
+        del description['revision']  # a key that the hashes of older shards do not have
+    files = find_files(source) if source.kind is SourceKind.files else []
+    if source.kind is SourceKind.huggingface and os.path.isdir(str(source.dataset)):
+        files = sorted(filter(os.path.isfile, glob.glob(f'{glob.escape(str(source.dataset))}/**', recursive=True)))
+    if files:
+        description['files'] = [[Path(path).name, os.path.getsize(path)] for path in files]
     return description
 
 
@@ -125,7 +130,7 @@ def _read_parquet(path: str, column: str) -> Iterator[str]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:  # which would keep what was read
             _pick_text(dict.fromkeys(file.schema_arrow.names), column, path)  # refuses a file without the column
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 for row in batch.to_pylist():
@@ -141,7 +146,8 @@ def _read_huggingface(source: SourceConfig) -> Iterator[str]:
         raise InputError('a source of kind huggingface needs dataset: a name on the Hub or a local folder')
     column, where = source.text_column, f'dataset {source.dataset}'
     try:
-        for row in datasets.load_dataset(source.dataset, source.config_name, split=source.split, streaming=True):
+        options = {'split': source.split, 'revision': source.revision, 'streaming': True}
+        for row in datasets.load_dataset(source.dataset, source.config_name, **options):
             yield _pick_text(row, column, where)
     except InputError:
         raise

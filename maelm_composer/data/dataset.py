@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ class VerifiedStream(Stream):
     def _fetch(self, name: str, expected: str) -> bytes:
         source = storage.join(self.source, name)
         for _ in range(2):  # an answer may have been damaged on its way
-            content = storage.read_through_outage(source, self.max_outage_minutes, Path(self.local, '.outage'))
+            content = storage.wait_out(
+                partial(storage.read_file, source), source, self.max_outage_minutes, Path(self.local, '.outage')
+            )
             if content is None:
                 raise InputError(f'shard {source} is missing: {REMAKE}')
             if get_hash(HASH, content) == expected:

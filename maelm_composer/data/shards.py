@@ -21,7 +21,15 @@ from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents, name_sources
-from maelm_composer.data.manifest import ID_COUNTS, MANIFEST, Manifest, SplitStatistics, load_manifest, save_manifest
+from maelm_composer.data.manifest import (
+    ID_COUNTS,
+    MANIFEST,
+    REMAKE,
+    Manifest,
+    SplitStatistics,
+    load_manifest,
+    save_manifest,
+)
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer
@@ -32,6 +40,10 @@ from maelm_composer.recipe import to_plain
 SPLITS = ('train', 'validation')
 HASH = 'sha1'
 MAX_TASK_CHARACTERS = 1 << 26  # a task also ends here, since documents may be whole books
+NOT_THERE = (
+    'a record of a finished task is missing: another conversion works in this folder, or the machines of the cluster '
+    'do not share it (name a shared folder, or s3://)'
+)
 FORMAT_VERSION = 3  # version of a task's output; to be raised when the same recipe gives other shards
 
 
@@ -56,15 +68,11 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
             'tokenizer_hash': tokenizer_hash,
         }
     )
-    if storage.read_file(storage.join(config.remote, MANIFEST)) is not None:
-        manifest = load_manifest(config.remote)
-        if manifest.recipe_hash != recipe_hash:
-            raise InputError(
-                f'{config.remote} holds shards of another recipe, tokenizer or text: remove it, or set another remote'
-            )
-        return manifest, False
+    if (complete := _find_manifest(config.remote, recipe_hash)) is not None:
+        return complete, False
 
     records, counts = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
+    _find_manifest(config.remote, recipe_hash)
     for split in SPLITS:
         if not any(record[split]['rows'] for record in records):
             raise InputError(
@@ -72,6 +80,10 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
                 f'add text, or change validation_fraction {config.validation_fraction}'
             )
         shards = [shard for record in records for shard in record[split]['shards']]
+        there = set(storage.list_names(storage.join(config.remote, split), recursive=True))
+        for name in (shard['zip_data']['basename'] for shard in shards):
+            if name not in there:
+                raise InputError(f'{storage.join(config.remote, split, name)} is missing: {REMAKE}')
         storage.write_json_file(storage.join(config.remote, split, 'index.json'), {'version': 2, 'shards': shards})
     storage.write_json_file(storage.join(config.remote, ID_COUNTS), {'train': counts['train'].tolist()})
     manifest = Manifest(
@@ -87,6 +99,18 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
     )
     save_manifest(config.remote, manifest)
     return manifest, True
+
+
+def _find_manifest(remote: str, recipe_hash: str) -> Manifest | None:
+    """The manifest of complete shards. Raises InputError if another recipe made them."""
+    if storage.read_file(storage.join(remote, MANIFEST)) is None:
+        return None
+    manifest = load_manifest(remote)
+    if manifest.recipe_hash != recipe_hash:
+        raise InputError(
+            f'{remote} holds shards of another recipe, tokenizer or text: remove it, or set another remote'
+        )
+    return manifest
 
 
 def is_validation(document: str, fraction: float) -> bool:
@@ -165,7 +189,8 @@ def _convert(
         at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
         remote_task = ray.remote(num_cpus=1, max_retries=3)(_run_task)
         home = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
-        shared = ray.put((tokenizer_json, dataclasses.replace(config, remote=home), recipe_hash))
+        endpoint = os.environ.get(storage.ENDPOINT)  # another node's environment may have none
+        shared = ray.put((tokenizer_json, dataclasses.replace(config, remote=home), recipe_hash, endpoint))
         running: dict[Any, int] = {}
         with tqdm(unit=' tokens', unit_scale=True, desc='shards', dynamic_ncols=True, mininterval=0.5) as progress:
 
@@ -174,6 +199,8 @@ def _convert(
                     (done,), _ = ray.wait(list(running), num_returns=1)
                     task = running.pop(done)
                     keep(task, get_result(done))
+                    if not (storage.is_s3(parts) or Path(parts, f'{task:05}.json').exists()):
+                        raise InputError(f'{config.remote}: {NOT_THERE}')
                     progress.update(sum(records[task][split]['tokens'] for split in SPLITS))
                     progress.set_postfix(documents=sum(r[s]['documents'] for r in records.values() for s in SPLITS))
 
@@ -186,15 +213,14 @@ def _convert(
                     if (record.get('recipe_hash'), record.get('text_hash')) == (recipe_hash, text_hash):
                         keep(task, record)
                         continue
+                    storage.write_file(name, b'{}')  # it must not vouch for the shards that the task will write
                 running[remote_task.remote(documents, shared, task, text_hash)] = task
                 # One task is queued beyond those running, so that no worker waits; more would fill the memory.
                 collect(at_most=at_a_time)
             collect(at_most=0)
     there = set(storage.list_names(parts))
     if not all(f'{task:05}.json' in there for task in records):
-        raise InputError(
-            f'{config.remote} is not one folder for all machines of the cluster: name a shared folder, or s3://'
-        )
+        raise InputError(f'{config.remote}: {NOT_THERE}')
     if not records:
         raise InputError(f'{name_sources(config.sources)}: no text in these sources')
     for split in SPLITS:
@@ -202,12 +228,17 @@ def _convert(
     return [records[task] for task in sorted(records)], counts
 
 
-def _run_task(documents: list[str], shared: tuple[str, CorpusConfig, str], task: int, text_hash: str) -> dict[str, Any]:
-    tokenizer_json, config, recipe_hash = shared
+def _run_task(
+    documents: list[str], shared: tuple[str, CorpusConfig, str, str | None], task: int, text_hash: str
+) -> dict[str, Any]:
+    tokenizer_json, config, recipe_hash, endpoint = shared
+    if endpoint is not None:
+        os.environ[storage.ENDPOINT] = endpoint
     # Ray already runs a task per core, so the tokenizer must not start threads.
     os.environ['TOKENIZERS_PARALLELISM'] = 'false'
     with tempfile.TemporaryDirectory() as scratch:
         record = convert_documents(documents, tokenizer_json, config, task, Path(scratch))
+        _find_manifest(config.remote, recipe_hash)  # another conversion may have ended meanwhile
         for split in SPLITS:
             folder = Path(scratch) / split / f'{task:05}'
             if folder.exists():

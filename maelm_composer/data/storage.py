@@ -9,17 +9,20 @@ import functools
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from maelm_composer.errors import InputError
-from maelm_composer.files import format_json, write_bytes
+from maelm_composer.files import assert_writable, format_json, write_bytes
 
+ENDPOINT = 'S3_ENDPOINT_URL'  # the environment variable
 LONGEST_PAUSE = 60.0  # seconds between two tries during an outage
+
+Result = TypeVar('Result')
 
 
 class OutageError(InputError):
@@ -107,8 +110,8 @@ class Outage:
         return 0.0 if self.since is None else time.monotonic() - self.since
 
 
-def read_through_outage(url: str, limit_minutes: float, lock: Path) -> bytes | None:
-    """As :func:`read_file`, but try again for ``limit_minutes`` while the object store does not answer.
+def wait_out(call: Callable[[], Result], url: str, limit_minutes: float, lock: Path) -> Result:
+    """The result of ``call``, tried again for ``limit_minutes`` while the object store of ``url`` does not answer.
 
     Of several processes that wait, the one that locks the file ``lock`` prints a line at the begin and at the end.
 
@@ -119,19 +122,20 @@ def read_through_outage(url: str, limit_minutes: float, lock: Path) -> bytes | N
     try:
         while True:
             try:
-                content = read_file(url)
+                result = call()
             except OutageError as error:
                 is_first = outage.note()
                 if outage.is_over_limit:
                     raise
                 if is_first:
-                    with contextlib.suppress(Timeout):
+                    with contextlib.suppress(OSError):  # another speaks (Timeout), or the file system has no locks
                         speaker.acquire()
+                    if speaker.is_locked:
                         print(f'{error}: trying again for {limit_minutes:g} minutes', flush=True)
             else:
                 if speaker.is_locked:
                     print(f'{url} answers after {outage.seconds:.0f} s', flush=True)
-                return content
+                return result
             while not outage.is_due:
                 time.sleep(0.5)
     finally:
@@ -145,6 +149,22 @@ def write_file(url: str, content: bytes) -> None:
             client.put_object(Bucket=bucket, Key=key, Body=content)
         return
     write_bytes(Path(url), content)
+
+
+def assert_can_write(folder: str) -> None:
+    """Write a file in ``folder`` and remove it, so that missing rights are known before the work, not after.
+
+    Raises:
+        InputError: as :func:`read_file`.
+        OSError: a local folder is not writable.
+    """
+    if not is_s3(folder):
+        assert_writable(Path(folder))
+        return
+    probe = join(folder, '.probe')
+    write_file(probe, b'probe\n')
+    with contextlib.suppress(InputError):  # the right to write does not include that to delete
+        delete(probe)
 
 
 def write_json_file(url: str, plain: dict[str, Any], indent: int | None = None) -> None:
@@ -194,7 +214,7 @@ def _s3_client() -> Any:
     from botocore.config import Config
 
     config = Config(connect_timeout=10, read_timeout=60, retries={'mode': 'standard'})
-    return boto3.session.Session().client('s3', endpoint_url=os.environ.get('S3_ENDPOINT_URL'), config=config)
+    return boto3.session.Session().client('s3', endpoint_url=os.environ.get(ENDPOINT), config=config)
 
 
 os.register_at_fork(after_in_child=_s3_client.cache_clear)  # a client must not be used across a fork

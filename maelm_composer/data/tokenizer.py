@@ -12,14 +12,15 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from maelm_composer.config import CorpusConfig, TokenizerConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, iterate_documents, name_sources
-from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, TOKENIZER_RECIPE, read_tokenizer_files
+from maelm_composer.data.manifest import MANIFEST, TOKENIZER, TOKENIZER_FILE, TOKENIZER_RECIPE, read_tokenizer_files
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
-from maelm_composer.files import assert_writable, hash_file, hash_json, parse_json
+from maelm_composer.files import hash_file, hash_json, parse_json
 from maelm_composer.recipe import to_plain
 
 *LEADING_SPECIALS, MASK = SPECIAL_TOKENS
 SETTINGS = 'tokenizer_config.json'
+OUTAGE_MINUTES = 60.0  # so long the object store may be away when hours of work are to be saved
 
 
 def build_tokenizer(config: CorpusConfig) -> bool:
@@ -28,7 +29,8 @@ def build_tokenizer(config: CorpusConfig) -> bool:
     Returns whether the tokenizer was trained now; False if the same recipe had made the tokenizer before.
 
     Raises:
-        InputError: the folder holds another recipe's tokenizer, or the text is too small for the vocabulary.
+        InputError: the folder holds another recipe's tokenizer, cannot be written or is that of complete shards, or the
+            text is too small for the vocabulary.
     """
     folder = storage.join(config.remote, TOKENIZER)
     recipe = hash_json(
@@ -39,13 +41,17 @@ def build_tokenizer(config: CorpusConfig) -> bool:
         }
     )
     files = read_tokenizer_files(folder)
+    if TOKENIZER_RECIPE not in files and storage.read_file(storage.join(config.remote, MANIFEST)) is not None:
+        raise InputError(
+            f'{folder} has no {TOKENIZER_RECIPE}, but there are shards beside it, which need their own tokenizer: '
+            f'restore the folder (every run on these shards holds a copy), or remove {config.remote}'
+        )
     if written := files.get(TOKENIZER_RECIPE):
         where = storage.join(folder, TOKENIZER_RECIPE)
         if parse_json(written, where, ['recipe_hash'], f'remove {folder}')['recipe_hash'] != recipe:
             raise InputError(f'{folder} holds the tokenizer of another recipe: remove it, or set another remote')
         return False
-    if not storage.is_s3(folder):
-        assert_writable(Path(folder))
+    storage.assert_can_write(folder)
     documents = sample_documents(iterate_documents(config.sources), config.tokenizer.max_training_bytes)
     try:
         tokenizer = train_tokenizer(documents, config.tokenizer)
@@ -53,10 +59,16 @@ def build_tokenizer(config: CorpusConfig) -> bool:
         raise InputError(f'{name_sources(config.sources)}: {error}') from None
     with tempfile.TemporaryDirectory() as scratch:
         save_tokenizer(tokenizer, Path(scratch), config.max_seq_len)
-        storage.write_folder(folder, Path(scratch))
         hashes = {path.name: hash_file(path) for path in sorted(Path(scratch).iterdir())}
-    # Written last, so that an interrupted upload is not mistaken for a tokenizer.
-    storage.write_json_file(storage.join(folder, TOKENIZER_RECIPE), {'recipe_hash': recipe, 'hashes': hashes}, indent=2)
+        facts = {'recipe_hash': recipe, 'hashes': hashes}
+
+        def save() -> None:
+            storage.write_folder(folder, Path(scratch))
+            # Written last, so that an interrupted upload is not mistaken for a tokenizer.
+            storage.write_json_file(storage.join(folder, TOKENIZER_RECIPE), facts, indent=2)
+
+        with tempfile.NamedTemporaryFile() as lock:
+            storage.wait_out(save, folder, OUTAGE_MINUTES, Path(lock.name))
     return True
 
 
@@ -161,7 +173,9 @@ def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
     folder = storage.join(config.remote, TOKENIZER)
     files = read_tokenizer_files(folder)
     content, settings = files.get(TOKENIZER_FILE), files.get(SETTINGS)
-    if content is None or settings is None:
+    # Version 0.1 wrote no recipe.json; only shards tell such a tokenizer from an interrupted `maelm tokenizer`.
+    is_whole = TOKENIZER_RECIPE in files or storage.read_file(storage.join(config.remote, MANIFEST)) is not None
+    if content is None or settings is None or not is_whole:
         raise InputError(f'no tokenizer at {folder}: run `maelm tokenizer` with the same recipe first')
     facts = parse_json(settings, f'{folder}/{SETTINGS}', ['model_max_length'], 'run `maelm tokenizer` again')
     try:

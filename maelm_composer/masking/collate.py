@@ -21,10 +21,10 @@ IGNORED_LABEL = -100
 class Batch(NamedTuple):
     """B packed rows of N tokens, of which S are the encoder's input and M are predicted.
 
-    All batches of a recipe have the same S and M, so a compiled step never recompiles. Attention does not cross the
-    blocks of a packed row, and positions count from the start of a block, so each block is computed as if alone. One
-    exception: where [CLS] may be masked too, a decoder with cross-attention lets a block without a visible token attend
-    to the whole row.
+    All batches of a recipe have the same S and M, so batches of equal size share a compiled step. Attention does not
+    cross the blocks of a packed row, and positions count from the start of a block, so each block is computed as if
+    alone. One exception: where [CLS] may be masked too, a decoder with cross-attention lets a block without a visible
+    token attend to the whole row.
     """
 
     input_ids: Tensor  # (B, S) the encoder's input

@@ -8,7 +8,7 @@ from maelm_composer.data.special_tokens import CLS_ID
 from maelm_composer.masking.collate import Batch
 from maelm_composer.model.kernels.embedding import embed
 from maelm_composer.model.kernels.filled_row import fill_row
-from maelm_composer.model.layer import take_rows
+from maelm_composer.model.layer import take_positions
 from maelm_composer.model.stack import Stack, build_attention_bias
 
 
@@ -23,7 +23,7 @@ class Decoder(Stack):
         size = decoder.hidden_size
         # Sec. 4.3, "Decoder Size"
         self.input_projection = nn.Linear(config.hidden_size, size) if size != config.hidden_size else None
-        self.add_layers(decoder, config, decoder.attention)
+        self.make_modules(decoder, config, decoder.attention)
 
     def forward(self, encoded: Tensor, token_table: Tensor, batch: Batch) -> Tensor:
         """(B, S, D) encoder outputs and the (V, D) token table -> (B, M, D_dec) at ``batch.predicted_index``."""
@@ -40,7 +40,7 @@ class Decoder(Stack):
                 encoded = self.input_projection(encoded)
         if not self.has_self_attention:
             # No position reads another one, so only the predicted ones are computed.
-            inputs, positions, segments = (take_rows(x, predicted) for x in (inputs, positions, segments))
+            inputs, positions, segments = (take_positions(x, predicted) for x in (inputs, positions, segments))
         chosen = predicted if self.has_self_attention else None  # None: all rows of ``inputs``
         hidden = self.add_positions(inputs, positions)
         if not self.has_cross_attention:

@@ -45,7 +45,7 @@ class Layer(nn.Module):
         memory: Tensor | None = None,
         memory_bias: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, D) -> (B, T, D), or (B, M, D) with ``predicted_index`` (B, M), which leaves out all other rows.
+        """(B, T, D) -> (B, T, D), or (B, M, D) with ``predicted_index`` (B, M), which leaves out all other positions.
 
         Args:
             bias: (B, ·, T or M, T), of the self-attention.
@@ -56,7 +56,7 @@ class Layer(nn.Module):
             assert bias is not None
             whole = None
             if predicted_index is not None:
-                whole, hidden = hidden, take_rows(hidden, predicted_index)
+                whole, hidden = hidden, take_positions(hidden, predicted_index)
             attended = self.self_attention(hidden, whole, bias)
             hidden = self.self_attention_norm(hidden + self.dropout(attended))
         if self.has_cross_attention:
@@ -86,7 +86,7 @@ def recompute_layers(model: nn.Module, compiles_layers: bool = False) -> None:
             vars(layer)['forward'] = forward
 
 
-def take_rows(values: Tensor, index: Tensor) -> Tensor:
+def take_positions(values: Tensor, index: Tensor) -> Tensor:
     """(B, T, D) or (B, T) values at (B, K) index -> (B, K, D) or (B, K)."""
     if values.dim() == 2:
         return values.gather(1, index)

@@ -64,7 +64,7 @@ class ReferenceModel(nn.Module):
 
 
 class Head(nn.Module):
-    """Dense, GELU, LayerNorm, then the token table as the output layer (Eq. 1) and a bias. PAPER-SILENT but Eq. 1."""
+    """Dense, GELU, LayerNorm, then the token table as output layer (Eq. 1) and a bias. PAPER-SILENT: all but Eq. 1."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -61,10 +61,13 @@ class RelativePositionBias(nn.Module):
         return bias.view(batch, heads, num_queries, -1)
 
     def between_slots(self, length: int) -> Tensor:
-        """The bias between T = ``length`` neighbouring slots, (H, T, T), read as windows of the biases by distance."""
-        first = self.max_seq_len - length
-        # Row i has the distances -i to T-1-i, a window of the list by distance. The first window is row T-1: reversed.
-        return self._by_distance()[:, first : first + 2 * length - 1].unfold(1, length, 1).flip(1)
+        """The bias between T = ``length`` neighbouring slots, (H, T, T).
+
+        Not as windows of the biases by distance (``unfold``): several threads of a compiled backward pass would add up
+        their gradients in an arbitrary order.
+        """
+        slots = torch.arange(length, device=self.weight.device)[None]
+        return self(slots, slots)[0]
 
     def _by_distance(self) -> Tensor:
         """The bias of every distance from 1 - N to N - 1, (H, 2N - 1)."""

@@ -14,7 +14,7 @@ from maelm_composer.model.relative_position import RelativePositionBias
 class Stack(nn.Module):
     """Absolute positions -> LN -> dropout -> post-LN layers under one relative position bias."""
 
-    def add_layers(
+    def make_modules(
         self,
         stack: ModelConfig | DecoderConfig,
         model: ModelConfig,
@@ -62,7 +62,7 @@ class Stack(nn.Module):
         """(B, T, D) H^0 with (B, T) positions and segments -> (B, T, D), or (B, M, D) with ``predicted_index``.
 
         Args:
-            predicted_index: (B, M) the rows to predict from; the last layer computes no other.
+            predicted_index: (B, M) the positions to predict at; the last layer computes no other.
             memory: (B, S, D) the encoder's output, for cross-attention.
             memory_bias: (B, 1, T, S), of the cross-attention.
             has_gaps: see :meth:`build_bias`.

@@ -201,7 +201,7 @@ def _pretrain(suite: Suite, model: Model) -> None:
         torch.cuda.empty_cache()  # fine-tuning's workers share the device
     else:
         launcher = [sys.executable, '-m', 'composer.cli', '-n', str(count), '-m', 'maelm_composer.train']
-        if _launch([*launcher, *suite.list_arguments(model)]):
+        if _launch([*launcher, str(suite.write_recipe(model))]):
             raise InputError(f'pretraining {model.run_name(suite.scale)} failed: the error is printed above')
     collect_run(suite.run_folder(model), suite.records)
 

@@ -12,17 +12,19 @@ from typing import Any
 from maelm_composer.checkpoints.names import name_checkpoint
 from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
-from maelm_composer.files import assert_local
+from maelm_composer.files import assert_local, write_text
 from maelm_composer.precision import read_choice
-from maelm_composer.recipe import load_config, read_keys, split_arguments
+from maelm_composer.recipe import load_config, load_entries, read_keys, split_arguments, to_yaml
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, Artefact, Demand, Model, artefacts_of, tasks_of
 from maelm_composer.shipped import find_shipped
+from maelm_composer.sweep.search import refuse_searched
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.training.plan import count_samples
 
 SETTINGS_FOLDER = Path('yamls/suite')
 LISTS = ('data', 'pretraining', 'finetuning')  # keys of SuiteConfig: recipes, to which --settings adds
 REPLACED = ('pretraining_seeds', 'pretraining_seeds_of', 'pretraining_of')  # keys whose value --settings replaces
+CHOSEN = ('checkpoint', 'save_folder', 'task', 'sweep.tasks', 'measures_rank')  # by the suite, for every sweep
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
 Kind = Enum('Kind', 'tokenizer shards pretraining finetuning rank')
 
@@ -90,15 +92,22 @@ class Suite:
         """The precision of pretraining and that of fine-tuning."""
         return self.load_pretraining(MAE_LM).training.precision, self.load_finetuning(MAE_LM, 0, ()).precision
 
-    def list_arguments(self, model: Model) -> list[str]:
-        """The arguments of `maelm train`."""
-        config = self.load_pretraining(model)
-        own = {'save_folder': config.save_folder, 'run_name': config.run_name, 'seed': config.seed}
-        own['training.precision'] = config.training.precision.name
-        return [*self._list_entries(model), *(f'{key}={value}' for key, value in own.items())]
+    def write_recipe(self, model: Model) -> Path:
+        """The recipe of ``model`` as one file, the argument of `maelm train`."""
+        path = self.work / 'recipes' / f'{model.run_name(self.scale)}.yaml'
+        write_text(path, to_yaml(self.load_pretraining(model)))
+        return path
 
     def load_pretraining(self, model: Model) -> PretrainingConfig:
-        config: PretrainingConfig = self._load(PretrainingConfig, *self._list_entries(model))
+        """The recipe of ``model``.
+
+        Raises:
+            InputError: as :func:`load_config`, or a pair of the settings names a key that makes the model what it is.
+        """
+        entries = self._list_entries(model)
+        if (PretrainingConfig, entries) not in self._loaded:
+            self._assert_no_overlay_is_undone(model)
+        config: PretrainingConfig = self._load(PretrainingConfig, *entries)
         if config.training.precision is Precision.auto:
             config = replace(config, training=replace(config.training, precision=self.precision))
         seed = config.seed if model.seed is None else model.seed
@@ -108,7 +117,7 @@ class Suite:
         """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``."""
         measured = {d.model.overlays for artefact in ARTEFACTS for d in artefact.demands if d.finetuned_rank}
         config: FinetuningConfig = self._load(FinetuningConfig, *self.settings.finetuning, 'checkpoint=unknown')
-        return replace(
+        sweep = replace(
             config,
             checkpoint=str(self.run_folder(model) / name_checkpoint(samples)),
             save_folder=str(self.finetuning_folder),
@@ -117,16 +126,36 @@ class Suite:
             measures_rank=model.overlays in measured,  # for every artefact alike, so that they share records
             precision=self.precision if config.precision is Precision.auto else config.precision,
         )
+        pairs = split_arguments(self.settings.finetuning)[1]
+        if ignored := [pair for pair in pairs if pair.partition('=')[0] in CHOSEN]:
+            raise InputError(f'settings of {self.scale}: {ignored[0]}: the suite chooses this itself: leave it out')
+        refuse_searched(sweep, pairs)
+        return sweep
 
-    def _list_entries(self, model: Model) -> list[str]:
-        """The recipe of ``model``: files and ``key=value`` pairs."""
-        of_overlays = [self.settings.pretraining_of.get(name, []) for name in model.overlay_names]
-        return [*self.settings.pretraining, *model.overlays, *chain.from_iterable(of_overlays)]
+    def _list_entries(self, model: Model) -> tuple[str, ...]:
+        """The recipe of ``model``: files and ``key=value`` pairs, of which later ones win.
+
+        An overlay follows the settings' pairs, since these are for every model: RoBERTa has no decoder, whatever
+        its size.
+        """
+        overlays = zip(model.overlays, model.overlay_names, strict=True)
+        own = [[path, *self.settings.pretraining_of.get(name, [])] for path, name in overlays]
+        return (*self.settings.pretraining, *chain.from_iterable(own))
+
+    def _assert_no_overlay_is_undone(self, model: Model) -> None:
+        for pair in split_arguments(self.settings.pretraining)[1]:
+            key = pair.partition('=')[0]
+            for path, name in zip(model.overlays, model.overlay_names, strict=True):
+                if key in read_keys(path):
+                    raise InputError(
+                        f'settings of {self.scale}: {pair}: {path} sets {key}, too: move the pair to '
+                        f'pretraining_of.{name}, or leave it out'
+                    )
 
     def _load(self, root: type, *entries: str) -> Any:
         if (root, entries) not in self._loaded:  # a plan asks for the same recipe thousands of times
             try:
-                self._loaded[root, entries] = load_config(root, *split_arguments(entries))
+                self._loaded[root, entries] = load_entries(root, entries)
             except InputError as error:  # the pairs are those of the settings
                 raise InputError(f'settings of {self.scale}: {str(error).removeprefix("command line: ")}') from None
         return self._loaded[root, entries]
@@ -139,9 +168,8 @@ def load_suite(
 
     Args:
         work: folder of runs and records; the default is runs/suite/<scale>.
-        added: a file of the same keys. Its lists of recipes are appended to the scale's: its files win over the
-            scale's files, its pairs over all files and pairs. The smaller ``rank_tokens`` counts. The file's other keys
-            replace the scale's.
+        added: a file of the same keys. Its lists of recipes are appended to the scale's, so they win. The smaller
+            ``rank_tokens`` counts. The file's other keys replace the scale's.
 
     Raises:
         InputError: an unknown scale, or settings or a choice of precision that cannot be read.

@@ -88,6 +88,8 @@ class Plan:
             f'{manifest.content_hash[:12]}, tokenizer hash {manifest.tokenizer_hash[:12]}'
         )
         batch = f'{self.world_size} ranks × {self.microbatch_size} rows × {accumulation} accumulated'
+        if self.device_batch_size % self.microbatch_size:
+            batch = f'{self.world_size} ranks × {self.device_batch_size} rows, at most {self.microbatch_size} at a time'
         warmup = f'0 to {optimizer.learning_rate:g} over {optimizer.warmup_samples:,} samples'
         mode = 'compiled' if training.compile else 'eager'
         mode += ', activation checkpointing' * training.activation_checkpointing

@@ -1,8 +1,8 @@
-"""Estimates the memory and the traffic of a rank for any recipe, sharding and number of ranks, without torch.
+"""Estimates the memory and the traffic of a rank for any size, sharding and number of ranks, without torch.
 
 ``python -m maelm_composer.training.scaling`` prints the tables of docs/scaling.md. All sizes are in bytes. Weights,
 gradients, Adam's moments and all traffic are fp32; matrix products and the activations kept for the backward pass are
-bf16.
+bf16. Memory is that of MAE-LM's own decoder or of none; cross-attention is not counted.
 """
 
 from collections.abc import Sequence
@@ -118,7 +118,7 @@ def choose_passes(config: PretrainingConfig, sharding: Sharding, world_size: int
     free = 0.9 * GPU_BYTES - sum(estimate_state(config.model, sharding, world_size).values())
     while rows > 1 and rows * estimate_activations(config) > free:
         rows //= 2
-    return share // rows, rows
+    return ceil(share / rows), rows
 
 
 def estimate_compute(config: PretrainingConfig, world_size: int) -> float:

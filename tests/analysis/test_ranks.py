@@ -136,6 +136,14 @@ def test_a_measurement_is_made_once_and_another_one_is_another(folder, measure, 
     assert measure(options=RankOptions(precision=Precision.auto)) == first
 
 
+def test_seed_and_probability_of_the_masks_reach_them(measure):
+    first, other, twice = (measure(options=RankOptions(**o)) for o in ({}, {'seed': 1}, {'mlm_probability': 0.3}))
+    assert twice.mask_tokens == 2 * first.mask_tokens == 2 * other.mask_tokens  # 14 and 7 of a row's 48 tokens
+    for ours, theirs in zip(first.layers, other.layers, strict=True):
+        assert ours.rank_real == theirs.rank_real  # without [MASK]
+        assert ours.real_outside_share != theirs.real_outside_share
+
+
 def test_the_command_hands_on_its_options(folder, measure, tmp_path, monkeypatch, capsys):
     text = str(folder / 'text.txt')
     options = RankOptions(max_tokens=2000, centered=True, precision=Precision.bf16)

@@ -56,7 +56,7 @@ def test_whole_rows_until_there_are_enough_tokens(source, max_tokens):
     assert is_real[:-1].sum() < max_tokens
 
 
-def test_text_gives_the_rows_that_the_shards_hold(folder, source, pretrained):
+def test_text_gives_the_ids_and_masks_of_shards_of_the_same_rows(folder, source, pretrained):
     text = find_text([str(folder / 'text.txt')], pretrained.tokenizer, pretrained.max_seq_len)
     ours, theirs = views_of(text)[0], views_of(source)[0]
     assert torch.equal(ours.plain_ids, theirs.plain_ids)

@@ -84,6 +84,10 @@ def test_what_decides_its_hash(stock, tmp_path):
     assert hash_after('config.json', '"transformers_version": "', '"transformers_version": "0') == unchanged
     assert hash_after('config.json', '"layer_norm_eps": 1e-', '"layer_norm_eps": 2e-') != unchanged
     assert hash_after('tokenizer.json', '"use_regex": true', '"use_regex": false') != unchanged
+    weights = load_file(stock / 'model.safetensors')
+    key = next(key for key in weights if 'layer.1.output.dense.weight' in key)
+    save_file(weights | {key: weights[key] + 1}, stock / 'model.safetensors', {'format': 'pt'})
+    assert load_pretrained(str(stock)).identity.hash != unchanged
 
 
 def test_dropout_reaches_both(stock):

@@ -15,6 +15,7 @@ from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import Implementation
 from maelm_composer.data.storage import upload, write_file
 from maelm_composer.errors import InputError
+from maelm_composer.files import hash_file
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import to_plain
@@ -193,6 +194,17 @@ class TestBadCheckpoints:
         path = run / CHECKPOINT / 'model.safetensors'
         path.write_bytes(path.read_bytes()[:-100])
         with pytest.raises(InputError, match='not a whole safetensors file'):
+            load_pretrained(str(run))
+
+    def test_a_flipped_bit(self, run):
+        path, progress = run / CHECKPOINT / 'model.safetensors', run / CHECKPOINT / 'progress.json'
+        described = json.loads(progress.read_text()) | {'hashes': {path.name: hash_file(path)}}
+        progress.write_text(json.dumps(described))
+        assert_close(load_pretrained(str(run)).encoder(*TOKENS), expected_states(), rtol=0, atol=0)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1  # among the values of a tensor, where the format has no checksum
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r'is damaged: its SHA-256 is not the one written beside it'):
             load_pretrained(str(run))
 
     @pytest.mark.parametrize('name', ['progress.json', 'model.safetensors'])

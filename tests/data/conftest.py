@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,18 +28,22 @@ def write_documents(count: int, seed: int = 0) -> list[str]:
     ]
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> CorpusConfig:
-    """A recipe over 300 documents in tmp_path/text.txt; nothing is converted yet."""
-    (tmp_path / 'text.txt').write_text('\n\n'.join(write_documents(300)))
+def write_recipe(folder: Path) -> CorpusConfig:
+    (folder / 'text.txt').write_text('\n\n'.join(write_documents(300)))
     return CorpusConfig(
-        remote=str(tmp_path / 'remote'),
+        remote=str(folder / 'remote'),
         max_seq_len=32,
         validation_fraction=0.1,
         documents_per_task=60,
-        sources=[SourceConfig(kind=SourceKind.files, paths=[str(tmp_path / '*.txt')])],
+        sources=[SourceConfig(kind=SourceKind.files, paths=[str(folder / '*.txt')])],
         tokenizer=TokenizerConfig(vocab_size=320),
     )
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> CorpusConfig:
+    """A recipe over 300 documents in tmp_path/text.txt; nothing is converted yet."""
+    return write_recipe(tmp_path)
 
 
 @pytest.fixture(scope='session')
@@ -74,14 +79,27 @@ def ray_here(s3_server: str) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def shards(recipe: CorpusConfig, ray_here: None) -> CorpusConfig:
-    """The same recipe, its tokenizer and shards made."""
+@pytest.fixture(scope='module')
+def built(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> str:
+    """The tokenizer and shards of ``recipe``, made once for a file of tests."""
     from maelm_composer.data.shards import build_shards
     from maelm_composer.data.tokenizer import build_tokenizer
 
-    build_tokenizer(recipe)
-    build_shards(recipe)
+    config = write_recipe(tmp_path_factory.mktemp('built'))
+    build_tokenizer(config)
+    build_shards(config)
+    return config.remote
+
+
+@pytest.fixture
+def shards(recipe: CorpusConfig, built: str) -> CorpusConfig:
+    """The same recipe, its tokenizer and shards made: a copy, which a test may change."""
+    from maelm_composer.data.manifest import load_manifest, save_manifest
+
+    shutil.copytree(built, recipe.remote)
+    manifest = load_manifest(recipe.remote)
+    manifest.sources[0]['paths'] = recipe.sources[0].paths  # the one thing that depends on the folder
+    save_manifest(recipe.remote, manifest)
     return recipe
 
 

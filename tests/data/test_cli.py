@@ -1,5 +1,6 @@
 """The commands as a user types them: what they print, and one line with exit code 2 for bad input."""
 
+import contextlib
 import mmap
 import subprocess
 import sys
@@ -101,14 +102,20 @@ def test_bad_input_as_a_process_is_exit_code_2():
     assert (result.returncode, result.stderr) == (2, 'error: no such recipe: no.yaml\n')
 
 
+def leave_segment() -> Path:
+    """A file as a killed run leaves it, of a number that no run reaches and no other test of the machine has taken."""
+    for number in range(999_999, 900_000, -1):
+        path = Path(f'/dev/shm/{number}_locals')
+        with contextlib.suppress(FileExistsError), path.open('xb') as file:
+            file.write(b'left')
+            return path
+    raise AssertionError('no number is free')
+
+
 def test_doctor_removes_what_no_process_holds(monkeypatch, capfd):
-    path = Path('/dev/shm/999999_locals')  # a number that no run reaches
-    live = Path('/dev/shm/999998_locals')
-    mine = (path, live)
+    path, live = mine = (leave_segment(), leave_segment())
     monkeypatch.setattr(device, 'find_dead_segments', lambda: [p for p in find_dead_segments() if p in mine])
     try:
-        for left in mine:
-            left.write_bytes(b'left')
         with live.open('r+b') as file, mmap.mmap(file.fileno(), 0):
             assert run(monkeypatch, capfd, 'doctor', '--clean')[0] == 0
         assert (path.exists(), live.exists()) == (False, True)

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from maelm_composer.config import SourceConfig, SourceKind
-from maelm_composer.data.corpora import group_documents, iterate_documents
+from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents
 from maelm_composer.errors import InputError
 
 
@@ -67,6 +67,47 @@ def test_a_huggingface_dataset_is_streamed_from_a_local_folder(tmp_path, monkeyp
     source.dataset = str(tmp_path / 'nowhere')
     with pytest.raises(InputError, match='nowhere'):
         list(iterate_documents([source]))
+
+
+def test_the_split_and_the_configuration_of_a_huggingface_dataset_are_those_that_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path / 'cache'))
+    texts = {f'{name}/{split}': f'{split} of {name}' for name in ('en', 'de') for split in ('train', 'validation')}
+    for place, text in texts.items():
+        path = tmp_path / 'set' / f'{place}.parquet'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.table({'text': [text]}), path)
+    configs = [{'config_name': name, 'data_dir': name} for name in ('en', 'de')]
+    (tmp_path / 'set/README.md').write_text(f'---\n{json.dumps({"configs": configs})}\n---\n')
+    for place, text in texts.items():
+        name, split = place.split('/')
+        named = {'dataset': str(tmp_path / 'set'), 'config_name': name, 'split': split}
+        assert list(iterate_documents([SourceConfig(kind=SourceKind.huggingface, **named)])) == [text]
+
+
+def test_what_describes_a_huggingface_dataset_changes_with_its_files_and_its_revision(tmp_path):
+    (tmp_path / 'train.parquet').write_bytes(b'one')
+    source = SourceConfig(kind=SourceKind.huggingface, dataset=str(tmp_path))
+    first = describe_source(source)
+    assert first['files'] == [['train.parquet', 3]]
+    assert 'revision' not in first  # so that shards made before this key was there keep their hash
+    (tmp_path / 'train.parquet').write_bytes(b'more')
+    assert describe_source(source)['files'] == [['train.parquet', 4]]
+    source.revision = 'a1b2c3'
+    assert describe_source(source)['revision'] == 'a1b2c3'
+
+
+def test_the_revision_reaches_the_hub(monkeypatch):
+    asked = {}
+    monkeypatch.setattr('datasets.load_dataset', lambda *_, **options: asked.update(options) or [{'text': 'one'}])
+    source = SourceConfig(kind=SourceKind.huggingface, dataset='someone/texts', revision='a1b2c3')
+    assert list(iterate_documents([source])) == ['one']
+    assert asked == {'split': 'train', 'revision': 'a1b2c3', 'streaming': True}
+
+
+def test_a_file_that_several_globs_match_is_read_once(tmp_path):
+    for name in ('b', 'a'):
+        (tmp_path / f'{name}.txt').write_text(name)
+    assert read(tmp_path, 'b*', '*.txt', 'a*') == ['b', 'a']
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ class Rank:
 
     def __init__(self, remote: str, batch_size: int, workers: int, epochs: int = 1, pause: int = 0, **environment: str):
         self.pipe, other_end = FORKS.Pipe(duplex=False)
+        environment = {'MAELM_CACHE': os.environ['MAELM_CACHE']} | environment  # not that of the first test's server
         arguments = (other_end, environment, remote, batch_size, workers, epochs, pause)
         self.process = FORKS.Process(target=send_batches, args=arguments)
         self.process.start()

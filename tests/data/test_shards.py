@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from streaming import StreamingDataset
 
 from maelm_composer.config import CorpusConfig, DataConfig
+from maelm_composer.data import shards as module
 from maelm_composer.data import storage
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_id_counts, load_manifest
@@ -116,7 +118,7 @@ def test_shards_of_another_recipe_or_text_are_refused(shards, change, tmp_path):
 
 
 def test_an_unfinished_conversion_goes_on_and_uses_nothing_of_other_text(shards, tmp_path):
-    complete = read_files(shards.remote)
+    complete, content_hash = read_files(shards.remote), load_manifest(shards.remote).content_hash
     remote = Path(shards.remote)
     (remote / 'manifest.json').unlink()
     (remote / 'parts' / '00002.json').unlink()
@@ -132,6 +134,48 @@ def test_an_unfinished_conversion_goes_on_and_uses_nothing_of_other_text(shards,
     build_shards(shards)
     assert [p.name for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp] == ['00001.json']
     assert read_files(shards.remote) != complete
+    assert load_manifest(shards.remote).content_hash != content_hash
+
+
+def test_a_record_of_one_recipe_does_not_vouch_for_the_shards_of_another(shards):
+    """The other conversion fails between the shards of a task and its record."""
+    complete, remote = read_files(shards.remote), Path(shards.remote)
+    (remote / 'manifest.json').unlink()
+    folder = remote / 'train' / '00000'
+    shutil.rmtree(folder)
+    folder.write_text('no folder')
+    with pytest.raises((InputError, OSError)):
+        build_shards(dataclasses.replace(shards, validation_fraction=0.4))
+    folder.unlink()
+    build_shards(shards)
+    assert read_files(shards.remote) == complete
+
+
+def test_shards_that_are_gone_are_named_before_the_manifest_says_that_all_is_there(shards):
+    remote = Path(shards.remote)
+    (remote / 'manifest.json').unlink()
+    gone = next((remote / 'train').rglob('*.zstd'))
+    gone.unlink()
+    with pytest.raises(InputError, match=rf'{gone} is missing: remove manifest\.json and parts/'):
+        build_shards(shards)
+    assert not (remote / 'manifest.json').exists()
+
+
+def test_shards_that_another_recipe_has_completed_meanwhile_stay(shards, monkeypatch):
+    path = Path(shards.remote, 'manifest.json')
+    theirs = path.read_bytes()
+    path.unlink()
+
+    def convert(*arguments):
+        made = convert_all(*arguments)
+        path.write_bytes(theirs)
+        return made
+
+    convert_all = module._convert
+    monkeypatch.setattr(module, '_convert', convert)
+    with pytest.raises(InputError, match='holds shards of another recipe'):
+        build_shards(dataclasses.replace(shards, validation_fraction=0.4))
+    assert path.read_bytes() == theirs
 
 
 def test_a_relative_folder_is_that_of_the_command_not_of_ray(shards, tmp_path, monkeypatch):

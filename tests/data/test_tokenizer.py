@@ -11,7 +11,7 @@ from maelm_composer.data.special_tokens import SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer, sample_documents
 from maelm_composer.errors import InputError
 
-from .conftest import write_documents
+from .conftest import serve_s3, write_documents
 
 
 def test_auto_tokenizer_loads_it_with_the_promised_ids_and_template(recipe):
@@ -115,6 +115,36 @@ def test_a_file_that_was_damaged_or_removed_is_named(recipe, name, read):
         path.unlink()
         with pytest.raises(InputError, match=rf'tokenizer/{name} is missing or damaged'):
             read(recipe)
+
+
+def test_an_interrupted_tokenizer_is_none_and_that_of_complete_shards_is_not_trained_again(recipe):
+    build_tokenizer(recipe)
+    folder = Path(recipe.remote, 'tokenizer')
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / 'recipe.json').unlink()
+    with pytest.raises(InputError, match=r'no tokenizer at .*: run `maelm tokenizer` with the same recipe first'):
+        load_tokenizer(recipe)
+    Path(recipe.remote, 'manifest.json').write_text('{}')
+    load_tokenizer(recipe)  # as version 0.1 left it
+    with pytest.raises(InputError, match=r'tokenizer has no recipe\.json, but there are shards beside it'):
+        build_tokenizer(recipe)
+    Path(recipe.remote, 'manifest.json').unlink()
+    assert build_tokenizer(recipe)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+
+
+def test_a_bucket_that_cannot_be_written_is_named_before_the_text_is_read(recipe, tmp_path, s3, monkeypatch):
+    def answer(path: str) -> tuple[int, bytes]:
+        if 'list-type' in path:
+            return 200, b'<ListBucketResult></ListBucketResult>'
+        return 404, b'<Error><Code>NoSuchKey</Code></Error>'
+
+    (tmp_path / 'text.txt').write_bytes(b'\xff')
+    recipe.remote = 's3://corpus/readonly'
+    with serve_s3(answer) as url, monkeypatch.context() as patch:
+        patch.setenv('S3_ENDPOINT_URL', url)
+        with pytest.raises(InputError, match=r'^s3://corpus/readonly/tokenizer/\.probe: '):
+            build_tokenizer(recipe)
 
 
 def test_a_tokenizer_cannot_write_elsewhere(recipe, tmp_path):

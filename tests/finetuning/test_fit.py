@@ -1,5 +1,6 @@
 """What a fine-tuning run hands to its optimizer, in which arithmetic it runs, and which weights it keeps."""
 
+import copy
 import dataclasses
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from torch.nn.utils import get_total_norm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from maelm_composer.config import EvaluationProtocol, Precision
+from maelm_composer.finetuning import fit, run
 from maelm_composer.finetuning.evaluation import Evaluator
+from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.finetuning.run import finetune
+from maelm_composer.tasks.catalogue import TASKS
+from tests.tiny import SIZES
 
 
 def test_every_step_has_the_recipe_s_rate_decay_betas_and_clipped_gradient(configure):
@@ -22,7 +27,8 @@ def test_every_step_has_the_recipe_s_rate_decay_betas_and_clipped_gradient(confi
         norm = get_total_norm([p.grad for p in group['params'] if p.grad is not None]).item()
         seen.append((group['lr'], group['weight_decay'], group['betas'], group['eps'], norm))
 
-    settings = {'warmup_proportion': 0.25, 'clip_norm': 0.01, 'weight_decay': 0.3, 'adam_beta2': 0.9, 'adam_eps': 1e-4}
+    settings = {'warmup_proportion': 0.25, 'clip_norm': 0.01, 'weight_decay': 0.3, 'adam_eps': 1e-4}
+    settings |= {'adam_beta1': 0.8, 'adam_beta2': 0.9}
     hook = register_optimizer_step_pre_hook(observe)
     try:
         finetune(dataclasses.replace(configure('rte'), learning_rate=3e-3, max_epochs=2, **settings))
@@ -32,9 +38,40 @@ def test_every_step_has_the_recipe_s_rate_decay_betas_and_clipped_gradient(confi
     # 12 steps: up from 0 in 3, then down to 0 after the last
     assert rates == pytest.approx([3e-3 * min(step / 3, (12 - step) / 9) for step in range(12)])
     assert set(decays) == {0.3}
-    assert {second for _, second in betas} == {0.9}
+    assert set(betas) == {(0.8, 0.9)}
     assert set(eps) == {1e-4}
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
+
+
+def test_the_seed_decides_the_order_of_every_epoch_and_the_dropout(configure, monkeypatch):
+    collate, seen, seeds = fit.collate, [], set()
+
+    def observe(inputs, rows, pad_id):
+        seen.append((inputs, rows.tolist()))
+        seeds.add(torch.initial_seed())
+        return collate(inputs, rows, pad_id)
+
+    monkeypatch.setattr(fit, 'collate', observe)
+    finetune(configure('rte', seed=2, max_epochs=2))
+    inputs, _ = seen[0]
+    expected = [rows.tolist() for epoch in (0, 1) for rows in fit.order_by_length(inputs.lengths, 16, 2, epoch)]
+    assert [rows for which, rows in seen if which is inputs] == expected
+    assert seeds == {2}
+
+
+def test_the_head_has_the_recipe_s_dropout_and_weights_of_its_seed(configure, monkeypatch):
+    heads = []
+
+    def observe(model, *arguments):
+        heads.append(copy.deepcopy(model.head).cpu())
+        return fit.fit(model, *arguments)
+
+    monkeypatch.setattr(run, 'fit', observe)
+    finetune(configure('rte', seed=2, max_epochs=1, dropout=0.3))
+    (head,) = heads
+    assert head.dropout.p == 0.3
+    expected = FinetuningModel(torch.nn.Identity(), SIZES['hidden_size'], TASKS['rte'], dropout=0.3, seed=2).head
+    torch.testing.assert_close(dict(head.state_dict()), dict(expected.state_dict()), rtol=0, atol=0)
 
 
 def test_bf16_is_another_arithmetic(configure):
@@ -51,18 +88,21 @@ def test_padding_is_that_of_the_microbatches(configure):
     assert whole > single == 0
 
 
-def test_the_saved_weights_are_those_of_the_best_evaluation(configure, monkeypatch):
+@pytest.mark.parametrize('scores, best', [((0.8, 0.7, 0.6, 0.5), 0), ((0.5, 0.8, 0.8, 0.7), 1)])
+def test_the_saved_weights_are_those_of_the_best_evaluation_and_the_first_of_equals(
+    configure, monkeypatch, scores, best
+):
     config = configure('rte', max_epochs=2, saves_model=True, evaluation=EvaluationProtocol.half_epochs)
     evaluate, seen = Evaluator._evaluate, []
 
-    def get_worse(self, model):
+    def give_score(self, model):
         result = evaluate(self, model)
         seen.append({name: value.clone() for name, value in model.state_dict().items()})
-        return dataclasses.replace(result, metrics=result.metrics | {'accuracy': 1 / len(seen)})
+        return dataclasses.replace(result, metrics=result.metrics | {'accuracy': scores[len(seen) - 1]})
 
-    monkeypatch.setattr(Evaluator, '_evaluate', get_worse)
+    monkeypatch.setattr(Evaluator, '_evaluate', give_score)
     record = finetune(config)
-    assert (record.best_step, len(seen)) == (3, 4)
+    assert (record.best_step, len(seen)) == (3 * (best + 1), 4)
     saved = load_file(Path(config.save_folder, record.key, 'model.safetensors'))
-    torch.testing.assert_close(saved, seen[0], rtol=0, atol=0)
+    torch.testing.assert_close(saved, seen[best], rtol=0, atol=0)
     assert not saved['head.output.weight'].equal(seen[-1]['head.output.weight'])

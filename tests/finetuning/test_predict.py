@@ -65,6 +65,11 @@ def test_submissions_have_the_benchmarks_formats(train, tmp_path, monkeypatch):
     assert '' in answers.values()
 
 
+def test_a_submission_holds_numbers_unless_its_task_is_about_entailment():
+    assert _format(TASKS['sst2'], [{'prediction': 1}], '.tsv', 0.0).splitlines()[1:] == ['0\t1']
+    assert _format(TASKS['qnli'], [{'prediction': 1}], '.tsv', 0.0).splitlines()[1:] == ['0\tnot_entailment']
+
+
 def test_scores_of_a_submission_stay_on_the_scale_of_stsb():
     scores = [{'prediction': value} for value in (-0.15, 2.5, 5.2)]
     assert _format(TASKS['stsb'], scores, '.tsv', 0.0).splitlines()[1:] == ['0\t0.0', '1\t2.5', '2\t5.0']

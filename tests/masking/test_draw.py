@@ -93,9 +93,9 @@ def test_masks_are_uniform_over_the_maskable_positions(share):
 
 def test_streams_of_bits_are_independent_and_balanced():
     rows, epochs = np.arange(200), np.zeros(200, np.int64)
-    masks, tokens = (draw_bits(5, epochs, rows, 64, stream) for stream in (0, 2))
-    assert len(np.unique(np.concatenate([masks, tokens]))) == 2 * 200 * 64
-    for bits in (masks, tokens):
+    streams = [draw_bits(5, epochs, rows, 64, stream) for stream in (0, 1, 2)]
+    assert len(np.unique(np.concatenate(streams))) == 3 * 200 * 64
+    for bits in (*streams, *(one ^ other for one, other in itertools.combinations(streams, 2))):
         ones = np.unpackbits(bits.view(np.uint8)).mean()
         assert abs(ones - 0.5) < 4 * 0.5 / (bits.size * 64) ** 0.5
 

@@ -8,7 +8,7 @@ from transformers import RobertaConfig, RobertaForMaskedLM, RobertaModel
 
 from maelm_composer.config import DecoderAttention
 from maelm_composer.model.decoder import fill_masks, take_padded
-from maelm_composer.model.layer import take_rows
+from maelm_composer.model.layer import take_positions
 from maelm_composer.model.maelm import build_model
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
@@ -216,4 +216,4 @@ def test_decoder_is_roberta_on_the_filled_row(attention, config, make_batch, bui
     ).last_hidden_state
     is_predicted = batch.labels.gather(1, batch.predicted_index) >= 0
     actual = model.decoder(encoded, table, batch)
-    assert_close(actual[is_predicted], take_rows(expected, batch.predicted_index)[is_predicted], **TOLERANCE)
+    assert_close(actual[is_predicted], take_positions(expected, batch.predicted_index)[is_predicted], **TOLERANCE)

@@ -107,14 +107,29 @@ def test_bias_and_its_gradient_are_those_of_a_loop_over_pairs(function):
 
 
 @pytest.mark.parametrize('length', [1, 7, 40])
-def test_slots_have_the_bias_of_positions_without_gaps(length):
-    slots, generator = torch.arange(length)[None], torch.Generator().manual_seed(1)
-    actual, expected = (bias := build_bias()).between_slots(length)[None], (other := build_bias())(slots, slots)
-    assert_close(actual, expected, rtol=0, atol=0)
-    cotangent = torch.randn(actual.shape, generator=generator)
-    actual.backward(cotangent)
-    expected.backward(cotangent)
-    assert_close(bias.weight.grad, other.weight.grad, rtol=1e-5, atol=1e-5)
+def test_slots_have_the_bias_of_their_distances(length):
+    bias = build_bias()
+    distances = [[key - query for key in range(length)] for query in range(length)]
+    expected = bias.weight[bucket_distances(torch.tensor(distances), 16, 24, T5)].permute(2, 0, 1)
+    assert_close(bias.between_slots(length), expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_two_threads_give_a_compiled_bias_the_same_gradient_each_time():
+    config = ModelConfig(hidden_size=96, num_attention_heads=3, max_seq_len=128)  # heads and threads do not match
+    bias = RelativePositionBias(config, config)
+    cotangent = torch.randn(3, 128, 128)
+    compiled = torch.compile(lambda: (bias.between_slots(128) * cotangent).sum())
+    threads, gradients = torch.get_num_threads(), set[bytes]()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(200):
+            compiled().backward()
+            gradients.add(bias.weight.grad.numpy().tobytes())
+            bias.weight.grad = None
+    finally:
+        torch.set_num_threads(threads)
+    assert len(gradients) == 1
 
 
 @given(positions=st.sets(st.integers(0, 39), min_size=2, max_size=12), shift=st.integers(0, 39))

@@ -1,5 +1,6 @@
 """Making what is missing: whole, and killed."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -24,10 +25,11 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import write_json
 from maelm_composer.precision import Speeds
 from maelm_composer.records import CONTENT_HASH
-from maelm_composer.reporting.artefacts import MAE_LM, find_artefact
+from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, find_artefact
 from maelm_composer.suite import run
 from maelm_composer.suite.steps import Kind, Step, Suite, load_suite
-from tests.records import make_pretraining
+from tests.records import make_finetuning, make_pretraining, make_rank, make_running
+from tests.reporting.conftest import Archive
 
 TINY = {
     'data': ['tokenizer.vocab_size=600', 'sources=[{kind: documentation, max_documents: 600}]'],
@@ -124,19 +126,45 @@ def test_a_stopped_suite_waits_for_the_ranks_of_its_launcher(tmp_path):
         raise SystemExit(128 + number)
 
     def terminate() -> None:
-        while not begun.exists():
+        while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before, deadline = signal.signal(signal.SIGTERM, stop), time.monotonic() + 60
     try:
-        threading.Thread(target=terminate).start()
+        threading.Thread(target=terminate, daemon=True).start()
         with pytest.raises(SystemExit, match='143'):
             run._launch(command)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert saved.exists()
     assert run._launch([sys.executable, '-c', 'raise SystemExit(3)']) == 3
+
+
+def test_a_pretraining_that_fails_on_several_devices_leaves_the_published_records(demo, monkeypatch):
+    failed = make_running('demo') | {'status': 'failed', 'ending': 'loss is nan'}
+    write_json(demo.run_folder(MAE_LM) / 'record.json', failed)
+    (demo.run_folder(MAE_LM) / 'metrics.csv').write_text('samples,eval_loss\n64,\n')
+    write_json(demo.records / 'pretraining/demo.json', make_pretraining('demo'))
+    write_json(demo.records / 'finetuning/rte.json', make_finetuning('rte', 'demo'))
+    write_json(demo.records / 'rank/demo.json', make_rank('demo'))
+    before = {path: path.read_bytes() for path in demo.records.rglob('*.*')}
+    launched = []
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(run, '_launch', lambda command: launched.append(command) or 1)
+    with pytest.raises(InputError, match=r'^pretraining demo failed: the error is printed above'):
+        run.make(demo, Step(Kind.pretraining, MAE_LM))
+    assert {path: path.read_bytes() for path in demo.records.rglob('*.*')} == before
+    launcher = [sys.executable, '-m', 'composer.cli', '-n', '2', '-m', 'maelm_composer.train']
+    assert launched == [[*launcher, str(demo.work / 'recipes/demo.yaml')]]
+
+
+@pytest.mark.parametrize('models, code', [((MAE_LM,), 1), ((MAE_LM, ROBERTA), 0)])
+def test_the_exit_code_tells_whether_a_number_is_missing(demo, monkeypatch, models, code):
+    Archive(demo.results, 'demo').add_everything(models=models)
+    monkeypatch.setattr(run, 'start_suite', lambda *_: contextlib.nullcontext((demo, None)))
+    monkeypatch.setattr(run, 'run_suite', lambda *_: None)
+    assert run.make_and_print(demo, [find_artefact('table1')]) == code
 
 
 def test_models_that_are_compared_share_a_precision(tmp_path, monkeypatch):
@@ -148,7 +176,7 @@ def test_models_that_are_compared_share_a_precision(tmp_path, monkeypatch):
         assert run.settle_precision(of_folder).list_precisions() == (Precision[name],) * 2
     again = run.settle_precision(dataclasses.replace(suite, work=tmp_path / 'bf16'))  # where fp32 is faster
     assert again.list_precisions() == (Precision.bf16, Precision.bf16)
-    assert f'training.precision={Precision.bf16.name}' in again.list_arguments(MAE_LM)  # through the launcher, too
+    assert 'precision: bf16' in again.write_recipe(MAE_LM).read_text()  # through the launcher, too
     assert load_suite('demo', tmp_path / 'bf16').precision is Precision.bf16
     base = load_suite('base', tmp_path / 'base')
     assert run.settle_precision(base) is base

@@ -3,12 +3,13 @@
 import dataclasses
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
-from maelm_composer.recipe import load_config, split_arguments
+from maelm_composer.recipe import load_config
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
     ARTEFACTS,
@@ -21,6 +22,7 @@ from maelm_composer.reporting.artefacts import (
     find_artefact,
 )
 from maelm_composer.suite.steps import Kind, choose_artefacts, list_saved_samples, list_steps, load_suite
+from maelm_composer.training.checkpoints import is_due
 from maelm_composer.training.plan import count_training_flops
 
 SMALL = ('small', 'small_batch_32', 'small_3e14', 'small_3e14_batch_32')
@@ -78,8 +80,7 @@ def test_no_two_rows_of_table_2_are_one_model(scale, tmp_path, monkeypatch):
     recipes = [dataclasses.replace(suite.load_pretraining(m), run_name=None, save_folder='') for m in ABLATIONS]
     assert [recipe for number, recipe in enumerate(recipes) if recipe in recipes[:number]] == []
     for model in ABLATIONS:  # `maelm train` gets the same recipe
-        files, pairs = split_arguments(suite.list_arguments(model))
-        assert load_config(PretrainingConfig, files, pairs) == suite.load_pretraining(model)
+        assert load_config(PretrainingConfig, [str(suite.write_recipe(model))]) == suite.load_pretraining(model)
 
 
 def test_the_ladder_can_have_other_seeds_at_a_rung_and_its_rungs_cost_what_they_are_called(tmp_path, monkeypatch):
@@ -184,9 +185,12 @@ def test_checkpoints_are_where_training_saves(batch, interval, samples):
         )] + ['optimizer.warmup_samples=0'],
     )  # fmt: skip
     wanted, seen = [], 0
-    while seen < samples:  # training/checkpoints.py: is_due, batch by batch
+    while seen < samples:
         before, seen = seen, seen + batch
-        if seen >= samples or seen // interval > before // interval:
+        at = {'timestamp': seen, 'previous_timestamp': before}
+        state = SimpleNamespace(**{name: SimpleNamespace(sample=SimpleNamespace(value=n)) for name, n in at.items()})
+        state.max_duration = SimpleNamespace(value=samples)
+        if is_due(state, interval):
             wanted.append(seen)
     assert list_saved_samples(config) == wanted
 
@@ -201,7 +205,7 @@ def test_every_scale_loads_and_its_runs_bear_the_names_that_are_looked_for(scale
             config = suite.load_pretraining(step.model)
             assert config.save_folder == str(suite.run_folder(step.model))
             if step.model in (MAE_LM, ROBERTA):
-                assert load_config(PretrainingConfig, *split_arguments(suite.list_arguments(step.model))) == config
+                assert load_config(PretrainingConfig, [str(suite.write_recipe(step.model))]) == config
         if step.kind is Kind.finetuning and step.model in (MAE_LM, ROBERTA, DELTAS[1][1]):
             config = suite.load_finetuning(step.model, step.samples, step.tasks)
             assert (tuple(config.sweep.tasks), config.measures_rank) == (step.tasks, step.model in (MAE_LM, ROBERTA))
@@ -259,6 +263,45 @@ def test_bad_input_is_one_clear_line(demo, own, tmp_path):
         added.write_text(text)
         with pytest.raises(InputError, match=message):
             load_suite('demo', added=str(added))
+
+
+def test_a_pair_for_every_model_leaves_what_makes_a_model(demo, tmp_path):
+    sizes = ['model.decoder.hidden_size=32', 'model.decoder.num_attention_heads=2']
+    (tmp_path / 'added.yaml').write_text(f'pretraining: [{", ".join(sizes)}]')
+    suite = load_suite('demo', added=tmp_path / 'added.yaml')
+    assert suite.load_pretraining(MAE_LM).model.decoder.hidden_size == 32
+    assert suite.load_pretraining(ROBERTA).model == demo.load_pretraining(ROBERTA).model
+    for pair, overlay in (
+        ('model.relative_position_buckets=16', 'no_relative_position'),
+        ('masking.encoder_mask_fraction=0.5', 'roberta'),
+    ):
+        (tmp_path / 'added.yaml').write_text(f'pretraining: [{pair}]')
+        changed = load_suite('demo', added=tmp_path / 'added.yaml')
+        (model,) = (model for model in ABLATIONS if model.overlay_names == [overlay])
+        message = (
+            rf'^settings of demo: {pair}: yamls/\S*{overlay}\.yaml sets \S+, too: move .* to pretraining_of\.{overlay}'
+        )
+        with pytest.raises(InputError, match=message):
+            changed.load_pretraining(model)
+        changed.load_pretraining(MAE_LM)
+        (tmp_path / 'added.yaml').write_text(f'pretraining_of: {{{overlay}: [{pair}]}}')
+        assert load_suite('demo', added=tmp_path / 'added.yaml')._list_entries(model)[-1] == pair
+
+
+@pytest.mark.parametrize(
+    'pair, message',
+    [
+        ('seed=7', 'seed: a sweep has its own'),
+        ('learning_rate=1e-3', 'learning_rate: the sweep over .* tries sweep.search'),
+        ('task=rte', 'settings of demo: task=rte: the suite chooses this itself: leave it out'),
+        ('save_folder=elsewhere', 'settings of demo: save_folder=elsewhere: the suite chooses this itself'),
+    ],
+)
+def test_a_pair_that_the_suite_would_ignore_is_refused(tmp_path, pair, message):
+    (tmp_path / 'added.yaml').write_text(f'finetuning: [{pair}]')
+    suite = load_suite('demo', added=tmp_path / 'added.yaml')
+    with pytest.raises(InputError, match=message):
+        suite.load_finetuning(MAE_LM, 0, ['demo_pair'])
 
 
 def test_a_suite_can_be_run_anywhere(demo, tmp_path, monkeypatch):

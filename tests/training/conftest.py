@@ -52,18 +52,21 @@ RECIPE = {
 }
 
 
-def write_rows(root: Path, rows: int = ROWS, validation_rows: int = VALIDATION_ROWS) -> Path:
-    """Shards as ``maelm shards`` makes them, of random words with a frequent few."""
+def write_rows(root: Path, rows: int = ROWS, validation_rows: int = VALIDATION_ROWS, shortest: int = N) -> Path:
+    """Shards as ``maelm shards`` makes them, of random words with a frequent few: rows of N to ``shortest`` tokens."""
     generator, splits = np.random.default_rng(0), {}
     for split, count in (('train', rows), ('validation', validation_rows)):
+        lengths = [N - row % (N - shortest + 1) for row in range(count)]
         columns = {'input_ids': f'ndarray:uint16:{N}'}
         out = str(root / split)
         with MDSWriter(out=out, columns=columns, size_limit=4096, compression='zstd', hashes=['sha1']) as writer:
-            for _ in range(count):
+            for length in lengths:
                 ids = generator.zipf(1.3, N) % (V - 5) + 4
-                ids[[0, -1]] = 0, 2
+                ids[[0, length - 1]] = 0, 2
+                ids[length:] = 1
                 writer.write({'input_ids': ids.astype(np.uint16)})
-        splits[split] = SplitStatistics(documents=count, rows=count, tokens=count * N, fill_rate=1.0)
+        tokens = sum(lengths)
+        splits[split] = SplitStatistics(documents=count, rows=count, tokens=tokens, fill_rate=tokens / (count * N))
     save_manifest(str(root), Manifest(V, N, {}, splits, 5.0, 't' * 64, 'c' * 64, 'r' * 64, []))
     return root
 

@@ -1,13 +1,15 @@
-"""The log of a run, as a resumed run takes it over from its checkpoint, and loggers that are not there."""
+"""The log of a run, as a resumed run takes it over from its checkpoint, its report, and loggers that are not there."""
 
 import sys
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from maelm_composer.errors import InputError
-from maelm_composer.training.callbacks import COLUMNS, GradientClipping, MetricsLog, TrainingClock
+from maelm_composer.training import callbacks
+from maelm_composer.training.callbacks import COLUMNS, GradientClipping, MetricsLog, Report, TrainingClock
 from maelm_composer.training.run import pretrain
 
 ROWS = 20_000
@@ -42,6 +44,24 @@ def test_a_new_log_has_no_rows(tmp_path):
     log.begin(None, samples=0)
     assert (tmp_path / 'metrics.csv').read_text() == ','.join(COLUMNS) + '\n'
     assert log.last_eval == {}
+
+
+def test_the_expected_hours_are_told_once_after_ten_timed_batches(monkeypatch):
+    """3 s a batch on four ranks; the first three batches, which are not timed, take a minute each."""
+    now, said, logger = [0.0], [], SimpleNamespace(log_metrics=lambda _: None)
+    monkeypatch.setattr(callbacks, 'time', SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(callbacks.dist, 'get_world_size', lambda: 4)
+    clock = TrainingClock(tokens_per_batch=16 * 32, seconds=0, device_seconds=0)
+    report = Report(said.append, clock, MetricsLog(Path('metrics.csv'), clock, GradientClipping(1)), compiles=False)
+    for batch in range(1, 20):
+        at = {name: SimpleNamespace(value=n) for name, n in (('batch', batch), ('sample', 16 * batch))}
+        state = SimpleNamespace(timestamp=SimpleNamespace(**at), max_duration=SimpleNamespace(value=16 * (13 + 1800)))
+        clock.before_dataloader(state, logger)
+        now[0] += 60 if batch <= 3 else 3
+        clock.batch_end(state, logger)
+        report.batch_end(state, logger)
+        report.batch_checkpoint(state, logger)
+    assert said == ['measured 171 tokens/s: 28,800 samples left take 1.50 hours, 6.00 device-hours']
 
 
 def test_a_logger_that_is_not_installed_is_one_line(recipe, monkeypatch):

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import build_model
+from maelm_composer.training.callbacks import read_metrics
 from maelm_composer.training.checkpoints import METADATA, make_portable
 from maelm_composer.training.resume import find_resume_point, load_data_only
 from maelm_composer.training.run import pretrain
@@ -76,6 +77,8 @@ def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, 
     found = find_resume_point(folder, model, is_sharded=True)
     assert found is not None
     assert found.samples == 32
+    with pytest.raises(InputError, match=r'with training\.sharding shard_grad_op or full_shard: resume with it, or'):
+        find_resume_point(folder, model, is_sharded=False)
 
     class PicklerOfTomorrow(pickle.Pickler):
         def reducer_override(self, thing):
@@ -93,6 +96,23 @@ def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, 
         ) as error:
             find_resume_point(folder, model, is_sharded=True)
         assert '\n' not in str(error.value)
+
+
+def test_a_whole_checkpoint_is_refused_for_sharded_weights_and_one_of_version_0_1_resumes(recipe):
+    pretrain(config := recipe(*SHORT))
+    folder, model = RunFolder(config.save_folder, config.run_name), build_model(config.model, seed=1)
+    with pytest.raises(InputError, match=r'was written with training\.sharding ddp: resume with it, or choose another'):
+        find_resume_point(folder, model, is_sharded=True)
+    latest = Path(config.save_folder, 'latest')
+    forget_hashes(latest)
+    progress = json.loads((latest / 'progress.json').read_text())
+    del progress['device_seconds']
+    (latest / 'progress.json').write_text(json.dumps(progress | {'training_seconds': 3600}))
+    (latest / 'metrics.csv').unlink()  # the log of the run folder alone has the rows
+    assert find_resume_point(folder, model, is_sharded=False).device_seconds == 3600
+    pretrain(recipe(*SHORT, *LONGER))
+    rows = list(read_metrics(Path(config.save_folder, 'metrics.csv')))
+    assert [int(row['samples']) for row in rows] == [16, 32, 48, 64]
 
 
 class Hostile:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from maelm_composer.checkpoints.export import export
+from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.data.manifest import load_manifest, save_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.files import parse_json, write_json
@@ -80,6 +82,13 @@ def test_an_exported_plain_model_has_the_tokenizer_of_its_shards(begin, capsys):
     export('plain', 'exported')
     pretrain(begin('second', 'init_from=exported', *STILL, *PLAIN))
     assert 'encoder; fresh: head' in ' '.join(capsys.readouterr().out.split())
+
+
+@pytest.mark.usefixtures('begin')
+def test_a_run_can_be_loaded_without_its_shards():
+    vocabulary = Tokenizer.from_file('shards/tokenizer/tokenizer.json').get_vocab()
+    shutil.rmtree('shards')
+    assert load_pretrained('first').tokenizer.get_vocab() == vocabulary
 
 
 def test_the_tokenizer_of_other_shards_is_refused_before_a_run_copies_it(begin):

@@ -1,5 +1,7 @@
 """The numbers of a run against computations of their own: validation, clipping, precision, clock, identity."""
 
+import dataclasses
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,15 +13,23 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
+from maelm_composer.device import find_device
 from maelm_composer.masking.collate import IGNORED_LABEL, build_collator
 from maelm_composer.model.maelm import build_model
 from maelm_composer.training import callbacks
-from maelm_composer.training.callbacks import TrainingClock, read_metrics
+from maelm_composer.training.callbacks import BatchSeed, TrainingClock, read_metrics
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_record import identify
 from tests.training.conftest import RECIPE
+from tests.training.test_initial import STILL
 
 ROWS = RECIPE['training']['eval_rows']
+BATCH = RECIPE['training']['global_train_batch_size']
+
+
+def at_batch(number: int) -> SimpleNamespace:
+    """As much of Composer's State as BatchSeed reads."""
+    return SimpleNamespace(timestamp=SimpleNamespace(batch=SimpleNamespace(value=number)))
 
 
 @pytest.mark.parametrize('attention', ['bidirectional', 'causal_cross'])  # the latter has labels of -100
@@ -39,6 +49,37 @@ def test_a_validation_is_of_the_first_validation_rows_and_the_last_weights(recip
     assert record.eval_accuracy == pytest.approx((logits.argmax(-1) == labels).double().mean().item())
     tokens = 96 * config.model.max_seq_len
     assert (record.tokens, record.tokens_per_second) == (tokens, pytest.approx(tokens / record.training_seconds))
+
+
+def test_the_seed_decides_weights_rows_masks_and_dropout_of_the_first_step(recipe):
+    config = recipe('seed=5', 'model.initializer_range=0.5', *STILL)  # so wide that all four move the loss
+    pretrain(config)
+    saved = load_file(Path(config.save_folder, 'latest/model.safetensors'))
+    torch.testing.assert_close(saved, dict(build_model(config.model, 5).state_dict()), rtol=0, atol=0)
+
+    def compute_loss(weights: int = 5, order: int = 5, masks: int = 5, dropout: int = 5) -> float:
+        manifest = load_manifest(config.data.remote)
+        rows = list(PretrainingRows(config.data, manifest, 'train', batch_size=BATCH, seed=order))[:BATCH]
+        batch, device = dataclasses.replace(build_collator(config), seed=masks)(rows), find_device()
+        model = build_model(config.model, weights).to(device)
+        model.select_attention(config.training.attention, device.type)
+        BatchSeed(dropout).batch_start(at_batch(0), None)
+        return model(batch.to(device)).loss.item()
+
+    (row,) = read_metrics(Path(config.save_folder, 'metrics.csv'))
+    loss = float(row['train_loss'])
+    assert compute_loss() == pytest.approx(loss, rel=1e-6)
+    for part in ('weights', 'order', 'masks', 'dropout'):
+        assert compute_loss(**{part: 6}) != pytest.approx(loss, rel=1e-3), part
+
+
+def test_dropout_is_another_one_for_every_seed_batch_and_rank(monkeypatch):
+    draws = set()
+    for seed, batch, rank in itertools.product((5, 6), (0, 1), (0, 1)):
+        monkeypatch.setattr(callbacks.dist, 'get_global_rank', lambda rank=rank: rank)
+        BatchSeed(seed).batch_start(at_batch(batch), None)
+        draws.add(torch.rand(()).item())
+    assert len(draws) == 8
 
 
 def test_the_gradient_is_clipped_and_its_norm_logged_before(recipe):

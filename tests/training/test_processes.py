@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -85,6 +86,40 @@ def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_
     assert 'the run was killed before; if because memory ran out, lower' in capsys.readouterr().out
     assert show_status() == 'finished'
     assert_same_run('whole', 'killed')
+
+
+@pytest.mark.usefixtures('workspace')
+def test_a_sigterm_to_the_whole_process_group_loses_no_batch(start, wait_for):
+    """As from a scheduler; a loader worker that died of it would end the run before the batch is saved."""
+    process = start('recipe.yaml', 'data.num_workers=1', 'training.max_samples=20000')
+    wait_for(lambda: count_rows('runs/recipe') > 2)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, out
+    assert 'Traceback' not in out
+    record = read_record('runs/recipe')
+    assert record.status == 'stopped'
+    assert re.fullmatch(r'SIGTERM: saved at [\d,]+ samples; the same command resumes the run', record.ending)
+
+
+def test_a_loader_worker_ends_by_a_signal_of_its_trainer_alone(tmp_path, wait_for):
+    def load() -> None:
+        follow_trainer(0)
+        (tmp_path / 'ready').touch()
+        signal.pause()
+
+    worker = multiprocessing.get_context('fork').Process(target=load)
+    worker.start()
+    try:
+        wait_for(lambda: (tmp_path / 'ready').exists())
+        subprocess.run(['kill', '-INT', str(worker.pid)], check=True)  # of another process
+        worker.join(0.5)
+        assert worker.is_alive()
+        worker.terminate()
+        worker.join(60)
+        assert worker.exitcode == 0
+    finally:
+        worker.kill()
 
 
 def test_a_loader_worker_says_nothing_of_a_connection_that_its_killed_trainer_broke(tmp_path, wait_for):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import select
 import signal
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from composer.utils import dist
@@ -16,8 +18,9 @@ from composer.utils import dist
 from maelm_composer.errors import InputError
 from maelm_composer.training.ending import end_before_training
 from maelm_composer.training.ranks import RankWatch
+from maelm_composer.training.run_record import read_record
 from tests.tiny import find_free_port
-from tests.training.conftest import ISOLATED, two_machines
+from tests.training.conftest import ISOLATED, count_rows, two_machines
 
 
 def run_two_ranks(folder: Path, monkeypatch, run: Callable[[int], None]) -> list[int]:
@@ -121,3 +124,19 @@ def test_an_error_of_one_node_ends_the_other_with_its_line(recipe, start_nodes, 
         assert process.returncode == 2, out
         assert 'Traceback' not in out, out
         assert out.splitlines()[-1].startswith('error: ' if node == full else f'error: node {full} ended: '), out
+
+
+@pytest.mark.slow
+def test_ranks_whose_launcher_is_killed_save_and_end(recipe, start, wait_for):
+    recipe()
+    process = start('recipe.yaml', 'training.max_samples=8000', ranks=2)  # ranks that go on come to an end
+    wait_for(lambda: count_rows('runs/recipe') > 2)
+    ranks = psutil.Process(process.pid).children()
+    process.kill()  # the launcher alone, which can tell nobody
+    wait_for(lambda: read_record('runs/recipe').status != 'running')
+    record = read_record('runs/recipe')
+    assert record.status == 'stopped'
+    assert re.match(r'SIGTERM: saved at \d+ samples; the same command resumes', record.ending)
+    assert Path('runs/recipe/latest/progress.json').exists()
+    assert len(ranks) == 2
+    assert psutil.wait_procs(ranks, timeout=60)[1] == []

@@ -10,9 +10,9 @@ from maelm_composer.config import AttentionBackend
 
 
 def choose_backend(requested: AttentionBackend, device_type: str) -> AttentionBackend:
-    """The kernel that is ``requested``; for ``auto``, the faster one on the device.
+    """The kernel that is ``requested``; ``auto`` stands for ``dense`` on a CPU and ``sdpa`` elsewhere.
 
-    On a CPU SDPA is slow once its bias needs a gradient.
+    On a CPU SDPA is slow once its bias needs a gradient; on a GPU ``dense`` has not been measured.
     """
     if requested is not AttentionBackend.auto:
         return requested

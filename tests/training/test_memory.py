@@ -1,0 +1,44 @@
+"""The settings that spare memory do so: results, which they must not change, would not tell if they were ignored."""
+
+from collections.abc import Callable
+
+import pytest
+
+from maelm_composer.masking.collate import Batch
+from maelm_composer.model.layer import Layer
+from maelm_composer.training.adapter import PretrainingModel
+from maelm_composer.training.run import pretrain
+
+SHORT = ('training.max_samples=32', 'optimizer.warmup_samples=16')  # two batches of 16 rows
+
+
+@pytest.fixture
+def note_calls(monkeypatch):
+    """``note_calls(kind, describe)``: a list of what ``describe`` says of each forward pass in training."""
+
+    def begin(kind: type, describe: Callable) -> list:
+        forward, noted = kind.forward, []
+
+        def forward_and_note(module, *arguments, **named):
+            if module.training:
+                noted.append(describe(*arguments))
+            return forward(module, *arguments, **named)
+
+        monkeypatch.setattr(kind, 'forward', forward_and_note)
+        return noted
+
+    return begin
+
+
+@pytest.mark.parametrize('option, times', [('false', 1), ('true', 2)])
+def test_activation_checkpointing_computes_every_layer_twice(recipe, note_calls, option, times):
+    calls = note_calls(Layer, lambda hidden, *_: len(hidden))
+    pretrain(recipe(*SHORT, f'training.activation_checkpointing={option}'))
+    assert calls == [16] * 2 * 2 * times  # two batches, and a layer each of encoder and decoder
+
+
+@pytest.mark.parametrize('size, passes', [('null', [16]), ('5', [5, 5, 5, 1])])
+def test_a_forward_pass_holds_a_microbatch(recipe, note_calls, size, passes):
+    rows = note_calls(PretrainingModel, lambda batch: len(Batch(*batch).input_ids))
+    pretrain(recipe(*SHORT, f'training.device_train_microbatch_size={size}'))
+    assert rows == 2 * passes
