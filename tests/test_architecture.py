@@ -21,6 +21,7 @@ STAGES = [
         'errors',
         'config',
         'recipe',
+        'recipe_checks',
         'records',
         'files',
         'patches',
