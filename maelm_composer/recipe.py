@@ -36,15 +36,20 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
     """
     if wrong := [override for override in overrides if '=' not in override]:
         raise InputError(f'{wrong[0]!r} is neither a YAML file nor key=value')
-    return load_entries(root, [*paths, *overrides])
+    return _load(root, [(False, path) for path in paths] + [(True, pair) for pair in overrides])
 
 
 def load_entries(root: type[Config], entries: Sequence[str]) -> Config:
     """As :func:`load_config`, of files and pairs in any order, of which later ones win."""
+    _, pairs = split_arguments(entries)
+    return _load(root, [(entry in pairs, entry) for entry in entries])
+
+
+def _load(root: type[Config], entries: Sequence[tuple[bool, str]]) -> Config:
+    """Merge ``entries``, each a pair (True) or a file, in their order."""
     merged: Any = OmegaConf.structured(root)
-    files, pairs = split_arguments(entries)
-    for entry in entries:
-        if entry in pairs:
+    for is_pair, entry in entries:
+        if is_pair:
             merged = _merge(root, merged, _parse_override(entry), where='command line')
             continue
         layer = _read_yaml(entry)
@@ -54,7 +59,7 @@ def load_entries(root: type[Config], entries: Sequence[str]) -> Config:
         merged = _merge(root, merged, layer, where=entry)
     try:
         if root is PretrainingConfig:
-            _name_run(merged, files)
+            _name_run(merged, [entry for is_pair, entry in entries if not is_pair])
         if missing := sorted(OmegaConf.missing_keys(merged)):
             raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
         config: Config = _expand_home(OmegaConf.to_object(merged))
@@ -149,7 +154,7 @@ def _expand_home(value: Any) -> Any:
 def _assert_read_as_meant(root: type, layer: Any, where: str) -> None:
     """Raise InputError where YAML has read text as a number or a truth value: ``017`` as 15, ``on`` as True.
 
-    A list of text may hold whole numbers, as the names of classes.
+    ``label_names`` may be whole numbers.
     """
     from maelm_composer.keys import BY_NAME, TEXT, walk_keys
 
@@ -162,7 +167,7 @@ def _assert_read_as_meant(root: type, layer: Any, where: str) -> None:
             continue
         values = next((found for pattern, found in types.items() if re.fullmatch(pattern, name)), 'number')
         kind = values.removeprefix('list of ')
-        is_label = values != kind and kind.startswith(TEXT) and type(value) is int
+        is_label = name.endswith('label_names') and type(value) is int
         if kind.startswith(TEXT) and not is_label:
             raise InputError(f'{where}: {name}: YAML reads this value as {value}, so put it in quotes')
         if not kind.startswith((TEXT, 'integer', 'number', 'true, false')):

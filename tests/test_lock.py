@@ -1,6 +1,7 @@
 """One process at a time in a folder."""
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
 from maelm_composer.files import LOCK, lock_folder
 from maelm_composer.suite.run import run_suite
@@ -93,3 +95,11 @@ def test_a_suite_keeps_to_that_of_its_results(tmp_path, monkeypatch):
         pytest.raises(InputError, match=r'results/demo.*another benchmark suite|another benchmark suite.*results/demo'),
     ):
         run_suite(load_suite('demo', tmp_path / 'work', tmp_path / 'results'), [])
+
+
+def test_one_folder_may_hold_both_the_work_and_the_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.setattr('maelm_composer.suite.run.list_steps', lambda *_: [])
+    suite = dataclasses.replace(load_suite('demo', tmp_path / 'demo', tmp_path), precision=Precision.fp32)
+    with pytest.raises(InputError, match='no records in'):  # not that another suite is at work
+        run_suite(suite, [])

@@ -73,7 +73,6 @@ SUITE = {
     ],
     'finetuning': [
         'precision=fp32',
-        'max_epochs=1',
         'data.max_train_examples=32',
         'sweep.seeds=[1]',
         'sweep.search.glue_small={learning_rate: [1e-3], batch_size: [16], max_epochs: [1], warmup_proportion: [0.06]}',

@@ -65,11 +65,8 @@ def describe_source(source: SourceConfig) -> dict[str, Any]:
     description = {key: value for key, value in to_plain(source).items() if key not in ('note', 'paths')}
     if source.revision is None:
         del description['revision']  # a key that the hashes of older shards do not have
-    files = find_files(source) if source.kind is SourceKind.files else []
-    if source.kind is SourceKind.huggingface and os.path.isdir(str(source.dataset)):
-        files = sorted(filter(os.path.isfile, glob.glob(f'{glob.escape(str(source.dataset))}/**', recursive=True)))
-    if files:
-        description['files'] = [[Path(path).name, os.path.getsize(path)] for path in files]
+    if source.kind is SourceKind.files:
+        description['files'] = [[Path(path).name, os.path.getsize(path)] for path in find_files(source)]
     return description
 
 

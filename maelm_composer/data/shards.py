@@ -24,7 +24,6 @@ from maelm_composer.data.corpora import describe_source, group_documents, iterat
 from maelm_composer.data.manifest import (
     ID_COUNTS,
     MANIFEST,
-    REMAKE,
     Manifest,
     SplitStatistics,
     load_manifest,
@@ -83,7 +82,8 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
         there = set(storage.list_names(storage.join(config.remote, split), recursive=True))
         for name in (shard['zip_data']['basename'] for shard in shards):
             if name not in there:
-                raise InputError(f'{storage.join(config.remote, split, name)} is missing: {REMAKE}')
+                lost, record = f'{split}/{name}', f'parts/{name.partition("/")[0]}.json'
+                raise InputError(f'{config.remote}: {lost} is missing: remove {record} and run `maelm shards` again')
         storage.write_json_file(storage.join(config.remote, split, 'index.json'), {'version': 2, 'shards': shards})
     storage.write_json_file(storage.join(config.remote, ID_COUNTS), {'train': counts['train'].tolist()})
     manifest = Manifest(
@@ -176,6 +176,8 @@ def _convert(
     import ray
 
     parts = storage.join(config.remote, 'parts')
+    if not storage.is_s3(parts):  # a disk of the network may go on saying that a folder is not there
+        Path(parts).mkdir(parents=True, exist_ok=True)
     finished = set(storage.list_names(parts))
     records: dict[int, dict] = {}
     counts = {split: np.zeros(config.tokenizer.vocab_size, np.int64) for split in SPLITS}

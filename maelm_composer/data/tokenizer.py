@@ -12,7 +12,15 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from maelm_composer.config import CorpusConfig, TokenizerConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, iterate_documents, name_sources
-from maelm_composer.data.manifest import MANIFEST, TOKENIZER, TOKENIZER_FILE, TOKENIZER_RECIPE, read_tokenizer_files
+from maelm_composer.data.manifest import (
+    MANIFEST,
+    TOKENIZER,
+    TOKENIZER_FILE,
+    TOKENIZER_RECIPE,
+    assert_own_tokenizer,
+    load_manifest,
+    read_tokenizer_files,
+)
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, hash_json, parse_json
@@ -42,9 +50,12 @@ def build_tokenizer(config: CorpusConfig) -> bool:
     )
     files = read_tokenizer_files(folder)
     if TOKENIZER_RECIPE not in files and storage.read_file(storage.join(config.remote, MANIFEST)) is not None:
+        assert_own_tokenizer(config.remote, load_manifest(config.remote))
+        if TOKENIZER_FILE in files:  # of version 0.1
+            return False
         raise InputError(
-            f'{folder} has no {TOKENIZER_RECIPE}, but there are shards beside it, which need their own tokenizer: '
-            f'restore the folder (every run on these shards holds a copy), or remove {config.remote}'
+            f'{folder} is missing, but there are shards beside it, which need their own tokenizer: restore the folder '
+            f'(every run on these shards holds a copy), or remove {config.remote}'
         )
     if written := files.get(TOKENIZER_RECIPE):
         where = storage.join(folder, TOKENIZER_RECIPE)

@@ -88,7 +88,7 @@ class Stack(nn.Module):
 
         Args:
             has_gaps: whether the positions of a segment may have gaps. Without gaps the distance of two positions is
-                that of their slots, so the rows share one (H, T, T) bias, which no pair of slots has to look up.
+                that of their slots, so the rows share one (H, T, T) bias.
         """
         if not self.has_self_attention:
             return None

@@ -172,11 +172,11 @@ def _group(evidence: Evidence) -> list[Group]:
     found = defaultdict[str, list[PretrainingRecord]](list)
     for run in evidence.runs.values():
         found[repr(sorted(_drop_seed(run).items()))].append(run)
-    measured = {record.checkpoint.run_name for record in evidence.ranks}
+    measured = {(record.checkpoint.run_name, record.checkpoint.samples) for record in evidence.ranks}
     return [
         Group(evidence, _drop_seed(runs[0]), order_by_seed(runs))
         for runs in found.values()
-        if not measured.isdisjoint(run.run_name for run in runs)
+        if not measured.isdisjoint((run.run_name, run.samples) for run in runs)
     ]
 
 

@@ -111,7 +111,9 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = N
     Raises:
         InputError: another process works in the same folder, or a step raises it.
     """
-    with lock_folder(suite.work, 'benchmark suite'), lock_folder(suite.records.parent, 'benchmark suite'):
+    with contextlib.ExitStack() as locks:
+        for folder in sorted({suite.work.resolve(), suite.records.parent.resolve()}):
+            locks.enter_context(lock_folder(folder, 'benchmark suite'))
         suite = settle_precision(suite)
         steps = list_steps(suite, artefacts)
         _assert_one_name(suite, [step.model for step in steps if step.model is not None])

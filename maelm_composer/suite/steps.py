@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from maelm_composer.checkpoints.names import name_checkpoint
@@ -129,7 +129,11 @@ class Suite:
         pairs = split_arguments(self.settings.finetuning)[1]
         if ignored := [pair for pair in pairs if pair.partition('=')[0] in CHOSEN]:
             raise InputError(f'settings of {self.scale}: {ignored[0]}: the suite chooses this itself: leave it out')
-        refuse_searched(sweep, pairs)
+        if tasks:
+            try:
+                refuse_searched(sweep, pairs)
+            except InputError as error:
+                raise InputError(f'settings of {self.scale}: {error}') from None
         return sweep
 
     def _list_entries(self, model: Model) -> tuple[str, ...]:
@@ -143,14 +147,22 @@ class Suite:
         return (*self.settings.pretraining, *chain.from_iterable(own))
 
     def _assert_no_overlay_is_undone(self, model: Model) -> None:
-        for pair in split_arguments(self.settings.pretraining)[1]:
-            key = pair.partition('=')[0]
-            for path, name in zip(model.overlays, model.overlay_names, strict=True):
-                if key in read_keys(path):
+        """Refuse a pair for a key that a later overlay sets, too, and one that gives RoBERTa a decoder."""
+        pairs: list[str] = []
+        for entry in self._list_entries(model):
+            if entry not in model.overlays:
+                pairs += split_arguments([entry])[1]
+                continue
+            keys = read_keys(entry)
+            for pair in pairs:
+                if pair.partition('=')[0] in keys:
                     raise InputError(
-                        f'settings of {self.scale}: {pair}: {path} sets {key}, too: move the pair to '
-                        f'pretraining_of.{name}, or leave it out'
+                        f'settings of {self.scale}: {pair}: {entry} sets this key, too: move the pair to '
+                        f'pretraining_of.{PurePosixPath(entry).stem}, or leave it out'
                     )
+        for pair in self.settings.pretraining_of.get('roberta', []) if 'roberta' in model.overlay_names else ():
+            if pair.startswith('model.decoder'):
+                raise InputError(f'settings of {self.scale}: {pair}: roberta has no decoder: leave the pair out')
 
     def _load(self, root: type, *entries: str) -> Any:
         if (root, entries) not in self._loaded:  # a plan asks for the same recipe thousands of times
@@ -259,6 +271,8 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
     models = list(dict.fromkeys(step.model for step in steps))
     ordered = sorted(steps, key=lambda step: (models.index(step.model), step.kind.value))
     made = [replace(step, tasks=tuple(steps[step])) for step in ordered]
+    for sweep in {step.tasks: step for step in made if step.kind is Kind.finetuning}.values():
+        suite.load_finetuning(sweep.model or MAE_LM, sweep.samples, sweep.tasks)  # refused now, not after pretraining
     return [Step(Kind.tokenizer), Step(Kind.shards), *made]
 
 

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
+from maelm_composer.data.manifest import Manifest, save_manifest
 from maelm_composer.data.special_tokens import SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer, sample_documents
 from maelm_composer.errors import InputError
@@ -124,9 +126,15 @@ def test_an_interrupted_tokenizer_is_none_and_that_of_complete_shards_is_not_tra
     (folder / 'recipe.json').unlink()
     with pytest.raises(InputError, match=r'no tokenizer at .*: run `maelm tokenizer` with the same recipe first'):
         load_tokenizer(recipe)
-    Path(recipe.remote, 'manifest.json').write_text('{}')
+    own_hash = hashlib.sha256(whole['tokenizer.json']).hexdigest()
+    save_manifest(recipe.remote, Manifest(320, 32, {}, {}, 5.0, own_hash, 'c' * 64, 'r' * 64, []))
     load_tokenizer(recipe)  # as version 0.1 left it
-    with pytest.raises(InputError, match=r'tokenizer has no recipe\.json, but there are shards beside it'):
+    assert not build_tokenizer(recipe)
+    (folder / 'tokenizer.json').write_bytes(whole['tokenizer.json'] + b'\n')
+    with pytest.raises(InputError, match='is not the tokenizer of the shards beside it: restore it'):
+        build_tokenizer(recipe)
+    shutil.rmtree(folder)
+    with pytest.raises(InputError, match='is missing, but there are shards beside it'):
         build_tokenizer(recipe)
     Path(recipe.remote, 'manifest.json').unlink()
     assert build_tokenizer(recipe)
