@@ -14,8 +14,6 @@ from maelm_composer.console import begin_table, open_console
 from maelm_composer.errors import InputError
 
 KINDS = {'corpus': CorpusConfig, 'pretraining': PretrainingConfig, 'finetuning': FinetuningConfig, 'suite': SuiteConfig}
-TEXT = 'text'  # the type of names and paths
-BY_NAME = 'by name: '  # before the type of a value under a name of one's own
 SIGNS = {'above': '> ', 'at_least': '≥ ', 'below': '< ', 'at_most': '≤ ', 'or_else': 'or '}
 FIELD = re.compile(r'^ {4}(\w+): [^#]*?(?:  # (.*))?$', re.MULTILINE)
 
@@ -66,8 +64,41 @@ def format_markdown() -> str:
     return '\n'.join(lines) + '\n'
 
 
-def walk_keys(root: type, prefix: str = '') -> Iterator[Key]:
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One key as it is declared in config.py."""
+
+    name: str  # as of :class:`Key`
+    annotation: Any
+    field: 'dataclasses.Field[Any]'
+    meaning: str
+
+    @property
+    def type(self) -> type:
+        """str of ``list[str]``, int of ``dict[str, list[int]]``, str of ``str | None``."""
+        found = self.annotation
+        while inner := [argument for argument in get_args(found) if argument is not type(None)]:
+            found = inner[-1]
+        return found  # type: ignore[no-any-return]
+
+    def matches(self, name: str) -> bool:
+        """Whether ``name`` is this key, with names of one's own in their places."""
+        own = r'\.[^.]+' * (get_origin(self.annotation) is dict)
+        return re.fullmatch(re.escape(self.name).replace('<name>', '[^.]+') + own, name) is not None
+
+
+def walk_keys(root: type) -> Iterator[Key]:
     """The keys of a dataclass and of its sections, in their order."""
+    for leaf in walk_leaves(root):
+        default = leaf.field.default
+        if leaf.field.default_factory is not dataclasses.MISSING:
+            default = leaf.field.default_factory()
+        shown = '' if default == MISSING else json.dumps(default, default=lambda member: member.name).strip('"')
+        yield Key(leaf.name, _describe_type(leaf.annotation, leaf.field.metadata), shown, leaf.meaning)
+
+
+def walk_leaves(root: type, prefix: str = '') -> Iterator[Leaf]:
+    """The fields of a dataclass and of its sections that are no sections themselves, in their order."""
     meanings = dict(FIELD.findall(inspect.getsource(root)))
     types = get_type_hints(root)
     for field in dataclasses.fields(root):
@@ -76,11 +107,9 @@ def walk_keys(root: type, prefix: str = '') -> Iterator[Key]:
         section: Any = next(filter(dataclasses.is_dataclass, (annotation, *get_args(annotation))), None)
         if section is not None:
             suffix = {list: '[]', dict: '.<name>'}.get(get_origin(annotation), '')
-            yield from walk_keys(section, f'{name}{suffix}.')
-            continue
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        shown = '' if default == MISSING else json.dumps(default, default=lambda member: member.name).strip('"')
-        yield Key(name, _describe_type(annotation, field.metadata), shown, meanings.get(field.name, ''))
+            yield from walk_leaves(section, f'{name}{suffix}.')
+        else:
+            yield Leaf(name, annotation, field, meanings.get(field.name, ''))
 
 
 def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:
@@ -90,11 +119,11 @@ def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:
     if origin is list:
         return f'list of {_describe_type(arguments[0], limits)}'
     if origin is dict:
-        return f'{BY_NAME}{_describe_type(arguments[1], limits)}'
+        return f'by name: {_describe_type(arguments[1], limits)}'
     if type(None) in arguments:
         (inner,) = (argument for argument in arguments if argument is not type(None))
         return f'{_describe_type(inner, limits)}, or null'
-    name = {str: TEXT, bool: 'true, false', int: 'integer', float: 'number'}[annotation]
+    name = {str: 'text', bool: 'true, false', int: 'integer', float: 'number'}[annotation]
     if annotation in (int, float):
         limits = limits or {'above': 0}
         name += ' ' + ', '.join(f'{SIGNS[limit]}{value:,}' for limit, value in limits.items() if math.isfinite(value))

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from omegaconf.errors import ConfigKeyError, KeyValidationError, OmegaConfBaseEx
 from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
+from maelm_composer.keys import walk_leaves
 from maelm_composer.recipe_checks import check_config
 from maelm_composer.shipped import find_shipped
 
@@ -156,22 +158,15 @@ def _assert_read_as_meant(root: type, layer: Any, where: str) -> None:
 
     ``label_names`` may be whole numbers.
     """
-    from maelm_composer.keys import BY_NAME, TEXT, walk_keys
-
-    types = {}
-    for key in walk_keys(root):
-        own_name = r'\.[^.]+' * key.values.startswith(BY_NAME)
-        types[re.escape(key.name).replace('<name>', '[^.]+') + own_name] = key.values.removeprefix(BY_NAME)
+    leaves = [*walk_leaves(root)]
     for name, value in _walk_values(OmegaConf.to_container(layer)):
-        if not isinstance(value, (bool, int, float)):
+        if not isinstance(value, (bool, int, float)) or (name.endswith('label_names') and type(value) is int):
             continue
-        values = next((found for pattern, found in types.items() if re.fullmatch(pattern, name)), 'number')
-        kind = values.removeprefix('list of ')
-        is_label = name.endswith('label_names') and type(value) is int
-        if kind.startswith(TEXT) and not is_label:
+        kind = next((leaf.type for leaf in leaves if leaf.matches(name)), float)
+        if kind is str:
             raise InputError(f'{where}: {name}: YAML reads this value as {value}, so put it in quotes')
-        if not kind.startswith((TEXT, 'integer', 'number', 'true, false')):
-            raise InputError(f'{where}: {name}: {value} is none of {kind}')
+        if issubclass(kind, Enum):
+            raise InputError(f'{where}: {name}: {value} is none of {", ".join(kind.__members__)}')
 
 
 def _walk_values(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:
@@ -190,11 +185,9 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
     try:
         return OmegaConf.unsafe_merge(base, layer)
     except ConfigKeyError as error:
-        from maelm_composer.keys import walk_keys
-
         section, dot, key = re.sub(r'\[\d+]', '', error.full_key or '').rpartition('.')
         beside = [f'{section}{dot}{field.name}' for field in dataclasses.fields(error.object_type)]  # type: ignore[arg-type]
-        parts = [found.name.split('.') for found in walk_keys(root)]
+        parts = [found.name.split('.') for found in walk_leaves(root)]
         everywhere = [name for names in parts for name in itertools.accumulate(names, '{}.{}'.format)]  # and sections
         near = _find_nearest(key, beside, everywhere)
         hint = f'did you mean {near}?' if near else f'there are {", ".join(beside)}'
@@ -217,9 +210,7 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
 
 def _find_flat_section(root: type, layer: Any) -> str:
     """The dotted name of the section to which ``layer`` gives a single value; OmegaConf's error does not name it."""
-    from maelm_composer.keys import walk_keys
-
-    parts = [key.name.split('.')[:-1] for key in walk_keys(root) if not re.search(r'[\[<]', key.name)]
+    parts = [key.name.split('.')[:-1] for key in walk_leaves(root) if not re.search(r'[\[<]', key.name)]
     sections = dict.fromkeys(name for names in parts for name in itertools.accumulate(names, '{}.{}'.format))
     plain = OmegaConf.to_container(layer)
     for name in sections:

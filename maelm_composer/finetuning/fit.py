@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import get_linear_schedule_with_warmup
 
 from maelm_composer.analysis.measures import Gram
-from maelm_composer.config import EvaluationProtocol, FinetuningConfig, OptimizerConfig, Precision
+from maelm_composer.config import EvaluationProtocol, FinetuningConfig, Precision
 from maelm_composer.console import track
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.model import FinetuningBatch, FinetuningModel
@@ -29,7 +29,6 @@ CHUNK_BATCHES = 100  # rows are sorted by length within a chunk of this many bat
 STEPS_BETWEEN_CHECKS = 50  # losses are read this seldom, because reading one waits for the device
 # Of an effective rank: 85 per dimension of base. With more, the ranks took as long as the fine-tuning on two cores.
 MAX_RANK_TOKENS = 2**16
-OPTIMIZER_SETTINGS = ('learning_rate', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay')
 
 
 def order_by_length(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -113,8 +112,7 @@ def fit(
     steps_per_epoch = math.ceil(len(inputs) / config.batch_size)
     steps = steps_per_epoch * config.max_epochs
     evaluation_steps = plan_evaluations(config.evaluation, steps_per_epoch, config.max_epochs)
-    settings = {name: getattr(config, name) for name in OPTIMIZER_SETTINGS}
-    optimizer = build_optimizer(model.parameters(), OptimizerConfig(**settings))
+    optimizer = build_optimizer(model.parameters(), config)
     schedule = get_linear_schedule_with_warmup(optimizer, round(config.warmup_proportion * steps), steps)
     lengths, epochs = inputs.lengths, range(config.max_epochs)
     batches = [rows for epoch in epochs for rows in order_by_length(lengths, config.batch_size, config.seed, epoch)]

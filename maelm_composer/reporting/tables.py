@@ -1,6 +1,6 @@
 """The tables and figures as rows: the numbers of every model, then one row for each claim.
 
-Figure 3 and the ladder have modules of their own.
+Figure 3, the ladder and its recipes have modules of their own.
 """
 
 from collections.abc import Callable, Mapping, Sequence

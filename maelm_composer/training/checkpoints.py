@@ -35,7 +35,7 @@ from maelm_composer.errors import InputError, explain
 from maelm_composer.files import apply_umask, hash_file, write_json
 from maelm_composer.training.callbacks import MetricsLog, TrainingClock
 from maelm_composer.training.ending import FAILED, Stopped, StopSignals
-from maelm_composer.training.ranks import raise_on_all_ranks
+from maelm_composer.training.processes import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
 
 METADATA = '.metadata'  # torch's file about the tensors in the shards
@@ -62,7 +62,6 @@ class CheckpointSaver(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         samples = state.timestamp.sample.value
-        is_last = samples >= state.max_duration.value  # type: ignore[union-attr]
         stop = self.signals.agree(state.device, has_failed=self.log.error is not None)
         if stop == FAILED:
             with raise_on_all_ranks():
@@ -72,11 +71,11 @@ class CheckpointSaver(Callback):
             self._save(state)
         if self.folder.unsent:
             self._send(state, now=stop > 0)
-        while is_last and self.folder.unsent and not stop:
+        while is_last(state) and self.folder.unsent and not stop:
             time.sleep(0.5)
             stop = self.signals.agree(state.device)
             self._send(state)
-        if stop and not (is_last and not self.folder.unsent):
+        if stop and not (is_last(state) and not self.folder.unsent):
             where = f' in {self.folder.local}, not yet in {self.folder.uri}' if self.folder.unsent else ''
             raise Stopped(stop, f'saved at {samples:,} samples{where}')
 
@@ -124,8 +123,7 @@ class CheckpointSaver(Callback):
                     f'{samples:,} samples in {folder.local}; the same command resumes the run'
                 ) from None
             if is_first and not now:
-                is_over = state.timestamp.sample.value >= state.max_duration.value  # type: ignore[union-attr]
-                goes_on = 'is over' if is_over else 'goes on'
+                goes_on = 'is over' if is_last(state) else 'goes on'
                 self.say(
                     f'{error}: training {goes_on}, the upload is tried again for {self.patience:g} minutes '
                     f'(training.max_outage_minutes)'
@@ -232,11 +230,15 @@ def make_portable(metadata: Path) -> None:
         _PortablePickler(file).dump(content)
 
 
+def is_last(state: State) -> bool:
+    """Whether the run has seen all of its rows."""
+    return bool(state.timestamp.sample.value >= state.max_duration.value)  # type: ignore[union-attr]
+
+
 def is_due(state: State, interval_samples: int) -> bool:
     """Whether this is the first batch at or after an interval, or the last one of the run."""
     samples, before = state.timestamp.sample.value, state.previous_timestamp.sample.value  # type: ignore[union-attr]
-    is_last = samples >= state.max_duration.value  # type: ignore[union-attr]
-    return is_last or samples // interval_samples > before // interval_samples
+    return is_last(state) or samples // interval_samples > before // interval_samples
 
 
 def drop_unportable(checkpoint: dict[str, Any]) -> None:

@@ -7,11 +7,11 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from maelm_composer.config import OptimizerConfig, TrainingConfig
+from maelm_composer.config import FinetuningConfig, OptimizerConfig, TrainingConfig
 from maelm_composer.training.plan import share_of_peak
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
+def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig | FinetuningConfig) -> AdamW:
     """torch's AdamW, whose weight decay is decoupled from the gradient and multiplied by the learning rate."""
     # PAPER-SILENT: which parameters decay. All do, with biases and LayerNorms, as in the authors' code.
     return AdamW(

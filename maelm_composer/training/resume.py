@@ -28,7 +28,7 @@ from maelm_composer.checkpoints.pretrained import find_misfit
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, parse_json, write_text
 from maelm_composer.training.checkpoints import METADATA, describe_cause
-from maelm_composer.training.ranks import raise_on_all_ranks
+from maelm_composer.training.processes import raise_on_all_ranks
 from maelm_composer.training.run_folder import RunFolder
 
 OLDER = 'point `latest` to an older checkpoint, or choose another run_name'

@@ -51,7 +51,7 @@ from maelm_composer.training.initial import describe_start, load_initial_weights
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
 from maelm_composer.training.optimizer import build_optimizer, build_schedule, restore_learning_rate
 from maelm_composer.training.plan import Plan, count_training_flops
-from maelm_composer.training.ranks import RankWatch, count_patience, raise_on_all_ranks, start_rank
+from maelm_composer.training.processes import RankWatch, count_patience, raise_on_all_ranks, start_rank
 from maelm_composer.training.resume import find_resume_point, load_data_only
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import (
@@ -82,9 +82,9 @@ def pretrain(config: PretrainingConfig) -> PretrainingRecord | None:
     with contextlib.ExitStack() as locks:
         with watch.acting(end_before_training):
             run = _Run(config, locks)
-            if not run.is_complete:
+            if not run.was_complete:
                 run.begin()
-        if run.is_complete:
+        if run.was_complete:
             return run.finish()
         with record_ending(run.folder, run.print), watch.acting(partial(end_after, run.folder)):
             run.train(device)
@@ -136,7 +136,8 @@ class _Run:
                 self.log.begin(start.log, start.samples)
 
     @property
-    def is_complete(self) -> bool:
+    def was_complete(self) -> bool:
+        """Whether an earlier process had ended the run."""
         return self.start.samples >= self.config.training.max_samples
 
     def begin(self) -> None:
@@ -171,7 +172,7 @@ class _Run:
 
     def finish(self) -> PretrainingRecord | None:
         """Print and return the record, to which the results are added unless it has them; None on the other ranks."""
-        if self.is_complete:
+        if self.was_complete:
             assert self.start.state is not None
             self.folder.forget(self.start.state.parent)
         record = None
@@ -180,7 +181,7 @@ class _Run:
                 record = self._finish_record()
         if record is None:
             return None
-        if self.is_complete:
+        if self.was_complete:
             self.print(f'{record.run_name} is complete: {record.samples:,} samples, in {self.config.save_folder}')
         else:
             self.print(_summarize(self.config, record))

@@ -28,7 +28,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import format_json, hash_file, parse_json, write_text
 from maelm_composer.recipe import to_yaml
 from maelm_composer.records import Pretraining, format_record
-from maelm_composer.training.ranks import raise_on_all_ranks
+from maelm_composer.training.processes import raise_on_all_ranks
 
 ADDRESS = 'address'  # file that says where the checkpoints beside it are to be sent
 
