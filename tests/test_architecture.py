@@ -50,7 +50,7 @@ STAGES = [
 ]
 TORCHLESS = [
     *('config', 'errors', 'recipe', 'files', 'records', 'stack', 'statistics', 'cluster', 'checkpoints.names'),
-    *('model.cost', 'training.plan', 'training.scaling', 'tasks.metrics', 'suite.steps', 'suite.cost', 'suite.plan'),
+    *('model.cost', 'training.plan', 'tasks.metrics', 'suite.steps', 'suite.cost', 'suite.plan'),
     *('reporting.report', 'finetuning.identity', 'sweep.search', 'sweep.lease', 'sweep.report'),
 ]
 # Importing Composer takes 3 to 9 seconds, in every process that reads shards, fine-tunes or ranks.

@@ -1,6 +1,6 @@
 """The tables of docs/scaling.md, the traffic that they predict, and runs that change their number of ranks.
 
-``composer -n 2 tests/training/test_scaling.py RECIPE.yaml ... key=value ...`` trains and prints, as JSON, what one
+``PYTHONPATH=. composer -n 2 tests/training/test_scaling.py RECIPE.yaml ... key=value ...`` trains and prints, as JSON, what one
 optimizer step of rank 0 moved: bytes of every kind of collective, and bytes really written to sockets.
 """
 
@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bench import scaling
 from maelm_composer.config import (
     AttentionBackend,
     DecoderAttention,
@@ -29,7 +30,6 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.layer import Layer
 from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import load_config, split_arguments
-from maelm_composer.training import scaling
 from maelm_composer.training.callbacks import read_metrics
 from maelm_composer.training.plan import count_positions
 from maelm_composer.training.run import pretrain
@@ -107,7 +107,7 @@ def test_the_document_holds_the_tables():
     tables = scaling.draw_tables(str(ROOT / 'yamls'))
     assert len(tables) == 4
     for name, table in tables.items():
-        assert f'\n\n{table}\n' in text, f'{name} is out of date: python -m maelm_composer.training.scaling prints it'
+        assert f'\n\n{table}\n' in text, f'{name} is out of date: python -m bench.scaling prints it'
 
 
 @pytest.mark.parametrize('has_decoder', [False, True])

@@ -1,6 +1,6 @@
 """Estimates the memory and the traffic of a rank for any size, sharding and number of ranks, without torch.
 
-``python -m maelm_composer.training.scaling`` prints the tables of docs/scaling.md. All sizes are in bytes. Weights,
+``python -m bench.scaling`` prints the tables of docs/scaling.md. All sizes are in bytes. Weights,
 gradients, Adam's moments and all traffic are fp32; matrix products and the activations kept for the backward pass are
 bf16. Memory is that of MAE-LM's own decoder or of none; cross-attention is not counted.
 """
@@ -11,6 +11,9 @@ from math import ceil
 from maelm_composer.config import DecoderConfig, ModelConfig, PretrainingConfig, Sharding
 from maelm_composer.model.cost import Parameter, count_parameters, list_parameters
 from maelm_composer.recipe import load_config
+from maelm_composer.suite.cost import PEAKS
+from maelm_composer.suite.plan import UTILIZATION
+from maelm_composer.suite.steps import Kind
 from maelm_composer.training.plan import count_positions, count_row_flops
 
 FP32, BF16 = 4, 2
@@ -19,7 +22,6 @@ RECIPES = ('base', 'base_pp', 'large_pp')
 WORLD_SIZES = (1, 8, 64, 512)
 GPUS = ['1 GPU', *(f'{n} GPUs' for n in WORLD_SIZES[1:])]
 GPU_BYTES = 80e9
-PEAK_FLOPS, MODEL_FLOPS_UTILIZATION = 989e12, 0.4  # H100, dense bf16; the utilisation that the recipes' headers assume
 # Bytes per second that a ring passes on: NVLink within a machine and eight 400 Gb/s cards between machines are alike.
 FAST_LINK, SLOW_LINK = 300e9, 10e9  # the slow link is one 100 Gb/s card per machine
 
@@ -124,7 +126,8 @@ def choose_passes(config: PretrainingConfig, sharding: Sharding, world_size: int
 def estimate_compute(config: PretrainingConfig, world_size: int) -> float:
     """Seconds of an optimizer step without communication."""
     rows = config.training.global_train_batch_size / world_size
-    return count_row_flops(config) * rows / (MODEL_FLOPS_UTILIZATION * PEAK_FLOPS)
+    _, peak = PEAKS['h100']  # of dense bf16
+    return count_row_flops(config) * rows / (UTILIZATION[Kind.pretraining]['gpu'] * peak)
 
 
 def estimate_communication(config: PretrainingConfig, sharding: Sharding, world_size: int, link: float) -> float:
