@@ -1,7 +1,7 @@
 """The tables of docs/scaling.md, the traffic that they predict, and runs that change their number of ranks.
 
-``PYTHONPATH=. composer -n 2 tests/training/test_scaling.py RECIPE.yaml ... key=value ...`` trains and prints, as JSON, what one
-optimizer step of rank 0 moved: bytes of every kind of collective, and bytes really written to sockets.
+``PYTHONPATH=. composer -n 2 tests/training/test_scaling.py RECIPE.yaml ... key=value ...`` trains and prints, as JSON,
+what one optimizer step of rank 0 moved: bytes of every kind of collective, and bytes really written to sockets.
 """
 
 import json
