@@ -48,6 +48,11 @@ def explain_shortage(microbatch_size: int, key: str = 'training.device_train_mic
             raise InputError('too many open files: raise the limit (ulimit -n) or lower data.num_workers') from None
         if re.search(r'DataLoader worker .*killed by signal: Bus error', str(error)):
             raise InputError(f'a loader worker was killed, since /dev/shm is full: {MORE_SHARED_MEMORY}') from None
+        if 'Pin memory thread exited' in str(error):  # which receives the batches on a GPU's machine
+            raise InputError(
+                'the thread that receives batches has ended: raise the limit of open files (ulimit -n), or '
+                + LESS_MEMORY
+            ) from None
         is_killed = re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error))
         if not (is_killed or _is_lost_connection(error)):
             raise

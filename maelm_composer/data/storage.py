@@ -20,6 +20,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import assert_writable, format_json, write_bytes
 
 ENDPOINT = 'S3_ENDPOINT_URL'  # the environment variable
+BUSY = ('RequestTimeout', 'RequestTimeoutException', 'Throttling', 'ThrottlingException', 'SlowDown')  # also with 400
 LONGEST_PAUSE = 60.0  # seconds between two tries during an outage
 
 Result = TypeVar('Result')
@@ -213,7 +214,7 @@ def _s3_client() -> Any:
     import boto3
     from botocore.config import Config
 
-    config = Config(connect_timeout=10, read_timeout=60, retries={'mode': 'standard'})
+    config = Config(connect_timeout=5, read_timeout=60, retries={'mode': 'standard'})
     return boto3.session.Session().client('s3', endpoint_url=os.environ.get(ENDPOINT), config=config)
 
 
@@ -233,14 +234,15 @@ def _s3(url: str) -> Iterator[tuple[Any, str, str]]:
         # A ValueError says that S3_ENDPOINT_URL is no address. The context of a failed upload is the server's answer.
         cause = error.__context__ if isinstance(error.__context__, botocore.ClientError) else error
         if isinstance(cause, botocore.ClientError):
+            code = cause.response.get('Error', {}).get('Code', '')
             reason = {
                 'NoSuchBucket': 'there is no such bucket',
                 'AccessDenied': 'access denied; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY',
                 'InvalidAccessKeyId': 'the access key is not known there; check AWS_ACCESS_KEY_ID',
                 'SignatureDoesNotMatch': 'the secret key is wrong; check AWS_SECRET_ACCESS_KEY',
-            }.get(cause.response.get('Error', {}).get('Code', ''), str(cause))
+            }.get(code, str(cause))
             status = cause.response.get('ResponseMetadata', {}).get('HTTPStatusCode', 0)
-            is_outage = status >= 500 or status in (408, 429)
+            is_outage = status >= 500 or status in (408, 429) or code in BUSY
         else:
             reason = str(cause)
             lost = (botocore.HTTPClientError, botocore.ConnectionError, RetriesExceededError)

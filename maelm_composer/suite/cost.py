@@ -38,7 +38,13 @@ TASK_SIZES = {
 }
 CHARACTERS_PER_TOKEN = 4.0  # of these tasks, with that vocabulary
 # FLOP/s in fp32 and in dense bf16 (NVIDIA's data sheets, SXM).
-PEAKS = {'a100': (19.5e12, 312e12), 'h100': (67e12, 989e12), 'h200': (67e12, 989e12)}
+PEAKS = {
+    'a100': (19.5e12, 312e12),
+    'h100 pcie': (51e12, 756e12),
+    'h100 nvl': (60e12, 835e12),
+    'h100': (67e12, 989e12),  # SXM; after the names that contain this one
+    'h200': (67e12, 989e12),
+}
 
 
 def count_finetuning_flops(config: FinetuningConfig, model: ModelConfig, task: Task) -> float:

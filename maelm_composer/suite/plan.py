@@ -35,8 +35,10 @@ UTILIZATION = {
     Kind.finetuning: {'gpu': 0.25, 'cpu': 0.8},
     Kind.rank: {'gpu': 0.25, 'cpu': 0.3},
 }
-# Per run: building the model, opening the data, first batches.
+# Per run: building the model, opening the data, first batches. Ray starts a process for every run on a GPU; its imports
+# and CUDA context are assumed to take GPU_PROCESS_SECONDS.
 START_SECONDS = {Kind.pretraining: 4.0, Kind.finetuning: 1.0, Kind.rank: 2.0}
+GPU_PROCESS_SECONDS = 10.0
 SWEEP_SECONDS = 2.0  # per checkpoint, in addition to its runs
 FIRST_SECONDS = 30.0  # once: imports, starting Ray, imports of its workers
 DOCUMENTS_PER_SECOND = 300.0  # documentation of this machine, read twice and tokenised
@@ -232,7 +234,7 @@ class _Planner:
         records = load_folder(self.suite.rank_folder, parse_rank)
         found = [(r.checkpoint.run_name, r.checkpoint.samples, r.max_tokens, r.precision) for r in records]
         done = int(wanted in found)
-        return Item(step, f'rank {config.run_name}', done, 1, {'': seconds * (1 - done)}, basis, self.device.count)
+        return Item(step, f'rank {config.run_name}', done, 1, {'': seconds * (1 - done)}, basis, num_devices=1)
 
     def _plan_finetuning(self, step: Step, model: Model) -> Item:
         pretraining = self.suite.load_pretraining(model)
@@ -241,6 +243,7 @@ class _Planner:
         slots = float(max(1, count_cores() // config.sweep.cpus_per_run))
         if not self.device.is_cpu and config.sweep.gpus_per_run:
             slots = self.device.count / config.sweep.gpus_per_run
+        start = START_SECONDS[step.kind] + (0.0 if self.device.is_cpu else GPU_PROCESS_SECONDS)
         done, total, bases = 0, 0, set()
         left: dict[str, float] = {}
         for name in step.tasks:
@@ -250,14 +253,14 @@ class _Planner:
             # A search of all points and seeds leaves more records than this one needs.
             there = min(runs, self._count_recorded(fitted, task, pretraining.run_name, step.samples))
             if measured := [r.training_seconds + r.evaluation_seconds for r in comparable if r.task == name]:
-                seconds = runs * (mean(measured) + START_SECONDS[step.kind]) / slots
+                seconds = runs * (mean(measured) + start) / slots
                 basis = 'measured runs'
             else:
                 try:
                     flops, fault = runs * count_finetuning_flops(config, pretraining.model, task), ''
                 except InputError as error:  # the rows are not on this machine; everything else can be planned
                     flops, fault = 0.0, f'not known: {error}'
-                seconds, basis = self._estimate(step.kind, config.precision, flops, runs)
+                seconds, basis = self._estimate(step.kind, config.precision, flops, runs * start / slots)
                 basis = fault or basis
             left[name] = seconds * (1 - there / runs)
             done, total = done + there, total + runs
@@ -283,12 +286,14 @@ class _Planner:
 
         return len({(record.point, record.seed) for record in filter(is_of_search, self.recorded)})
 
-    def _estimate(self, kind: Kind, precision: Precision, flops: float, runs: int = 1) -> tuple[float, str]:
-        """Seconds on the whole machine of ``runs`` with ``flops`` in all, by the FLOPs model, and its description."""
+    def _estimate(self, kind: Kind, precision: Precision, flops: float, starts: float = 0.0) -> tuple[float, str]:
+        """Seconds on the whole machine, by the FLOPs model, and its description. Ranks are measured on one device.
+
+        Args:
+            starts: seconds for the starts of all runs; 0: for that of one run.
+        """
         device, speed = self.device, getattr(self.device, precision.name)
         share = UTILIZATION[kind]['cpu' if device.is_cpu else 'gpu']
-        starts = START_SECONDS[kind] * runs
-        if kind is Kind.finetuning:
-            starts /= count_cores() if device.is_cpu else device.count
-        seconds = starts + flops / (share * speed * device.count)
+        count = 1 if kind is Kind.rank else device.count
+        seconds = (starts or START_SECONDS[kind]) + flops / (share * speed * count)
         return seconds, f'FLOPs model, {share:.0%} of {speed:.1e} in {precision.name}'

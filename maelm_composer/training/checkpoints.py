@@ -242,8 +242,14 @@ def is_due(state: State, interval_samples: int) -> bool:
 
 
 def drop_unportable(checkpoint: dict[str, Any]) -> None:
-    """Remove entries that depend on the loggers or on the version of torch, which may change between two starts."""
+    """Remove entries that depend on the loggers, the version of torch or the device, which may change between starts.
+
+    Nothing needs those of the device: fp32 weights have no loss scale, and every batch is seeded anew.
+    """
     checkpoint['state'].pop('callbacks', None)
+    checkpoint['state'].pop('scaler', None)  # without entries on a CPU, which a GPU refuses
+    for of_rank in checkpoint.get('rng', []):
+        of_rank.pop('cuda', None)
     for schedule in checkpoint['state'].get('schedulers', {}).values():
         schedule.pop('_is_initial', None)  # torch 2.7 lacks it; it is always False once the schedule exists
 

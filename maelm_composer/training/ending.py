@@ -23,6 +23,7 @@ from maelm_composer.training.run_record import read_record
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILED = 1 << 8  # larger than every signal's number
+SECONDS_TO_STOP = 20  # after another rank has stopped; Composer's launcher sends SIGKILL after 30
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
@@ -132,21 +133,27 @@ def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[Non
         raise
 
 
-def end_before_training(rank: int, speaks: bool) -> None:
+def end_before_training(rank: int, speaks: bool, tell: Callable[[str], None]) -> None:
     """End this rank because ``rank``, of this machine, has ended before the run has a record that could say why."""
     if speaks:
         reason = f'if it gave no reason, it was killed, most likely because memory ran out: {LESS_MEMORY}'
-        print(f'error: rank {rank} ended before the training began; {reason}', file=sys.stderr, flush=True)
+        line = f'rank {rank} ended before the training began; {reason}'
+        print(f'error: {line}', file=sys.stderr, flush=True)
+        tell(line)
         time.sleep(2)  # in which the other ranks see that this one is left to speak
         os._exit(2)
     _end_silently()
 
 
-def end_after(folder: RunFolder, rank: int, speaks: bool) -> None:
+def end_after(folder: RunFolder, rank: int, speaks: bool, tell: Callable[[str], None]) -> None:
     """End this rank because ``rank``, of this machine, has ended, and say why unless that rank has said so itself."""
     record = _read_record(folder)
     if isinstance(record, PretrainingRecord):
         os._exit(0)
+    if record is not None and record.status == 'stopped':  # this rank, too, unless a collective of NCCL waits
+        timer = threading.Timer(SECONDS_TO_STOP, os._exit, (128 + signal.SIGTERM,))
+        timer.daemon = True
+        timer.start()
     if record is None or record.status == 'stopped':
         return
     if record.status == 'running' and speaks:
@@ -154,6 +161,7 @@ def end_after(folder: RunFolder, rank: int, speaks: bool) -> None:
         with contextlib.suppress(InputError, OSError):
             _note_ending(folder, 'failed', line)
         print(f'error: {line}', file=sys.stderr, flush=True)
+        tell(line)
         os._exit(2)
     _end_silently()
 

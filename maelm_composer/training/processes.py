@@ -20,6 +20,7 @@ from maelm_composer.processor import count_cores
 
 # A rank that fails closes its connections, and then waits for loader workers that may not answer, before it ends.
 SECONDS_TO_END = 60
+Act = Callable[[int, bool, Callable[[str], None]], None]  # :meth:`RankWatch.acting`
 FAILURE, SECONDS_BETWEEN_LOOKS, SECONDS_TO_END_BY_ITSELF = 'maelm/failure', 2, 5
 
 
@@ -32,9 +33,21 @@ def start_rank(training: TrainingConfig) -> Device:
     """Choose this rank's device and share of the cores, and connect the ranks if there are several.
 
     Raises:
-        InputError: the machine has fewer GPUs than ranks.
+        InputError: the machine has fewer GPUs than ranks or too old a driver, or the ranks do not know each other.
     """
+    if 'GROUP_RANK' in os.environ:  # torchrun's name of what Composer asks for as NODE_RANK
+        os.environ.setdefault('NODE_RANK', os.environ['GROUP_RANK'])
+    if int(os.environ.get('SLURM_STEP_NUM_TASKS', 1)) > 1 and 'RANK' not in os.environ:
+        raise InputError(
+            'srun has started several processes that do not know each other: start one a node, and in it composer -n '
+            'GPUS --world_size ... --node_rank $SLURM_NODEID --master_addr ... --master_port ...'
+        )
     gpus, local_ranks = torch.cuda.device_count(), dist.get_local_world_size()
+    if gpus and not torch.cuda.is_available():
+        raise InputError(
+            'this machine has GPUs, but their driver is too old for this torch: update it, or hide them '
+            "(CUDA_VISIBLE_DEVICES='')"
+        )
     if 0 < gpus <= dist.get_local_rank():
         raise InputError(
             f'{local_ranks} ranks on this machine, which has {gpus} GPUs: start the run with composer -n {gpus}'
@@ -118,10 +131,11 @@ class RankWatch:
                     self._ranks[os.pidfd_open(pid)] = rank
 
     @contextlib.contextmanager
-    def acting(self, act: Callable[[int, bool], None]) -> Iterator[None]:
-        """Call ``act(rank, speaks)`` if another rank of this machine ends within the body. Called by every rank.
+    def acting(self, act: Act) -> Iterator[None]:
+        """Call ``act(rank, speaks, tell)`` if another rank of this machine ends within the body. Called by every rank.
 
-        Of several nodes, the ranks of a node end in one line if a rank of another node fails within the body.
+        Of several nodes, the ranks of a node end in one line if a rank of another node fails within the body, or if
+        that node's ``act`` calls ``tell`` with its line.
 
         A thread calls ``act`` while the body waits, the handler of SIGTERM when the launcher has been faster, and the
         body's own thread when the body fails. ``speaks`` is True on the lowest rank that is left, unless the launcher
@@ -141,7 +155,8 @@ class RankWatch:
                         if self._board is not None and self._board.read() is not None:
                             os._exit(2)  # the other rank of this node has printed the line
                         left = {dist.get_global_rank(), *self._ranks.values()} - set(ended)
-                        act(ended[0], min(left) == dist.get_global_rank() and os.getppid() == self._launcher)
+                        speaks = min(left) == dist.get_global_rank() and os.getppid() == self._launcher
+                        act(ended[0], speaks, self._board.tell if self._board is not None else _tell_nobody)
             return bool(ended)
 
         def keep_looking() -> None:
@@ -174,6 +189,10 @@ class RankWatch:
             is_over.set()
             if self._ranks:
                 signal.signal(signal.SIGTERM, previous)
+
+
+def _tell_nobody(line: str) -> None:
+    """For a run on one machine."""
 
 
 def _is_lost_connection(error: Exception) -> bool:

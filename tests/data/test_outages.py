@@ -2,7 +2,10 @@
 
 import pytest
 
-from maelm_composer.data.storage import OutageError, wait_out
+from maelm_composer.data.storage import OutageError, read_file, wait_out
+from maelm_composer.errors import InputError
+
+from .conftest import serve_s3
 
 
 @pytest.mark.parametrize('has_locks', [True, False])
@@ -22,6 +25,20 @@ def test_a_call_is_tried_again_until_the_store_answers_with_or_without_locks(tmp
 
     assert wait_out(call, 's3://bucket/x', 1.0, lock) == 'content'
     assert ('trying again for 1 minutes' in capsys.readouterr().out) == has_locks
+
+
+@pytest.mark.parametrize('code, is_outage', [('RequestTimeout', True), ('SlowDown', True), ('InvalidRequest', False)])
+def test_a_bad_request_that_says_that_the_store_is_busy_is_an_outage(code, is_outage, monkeypatch):
+    """S3 closes an upload that stands still with status 400."""
+    with serve_s3(lambda path: (400, f'<Error><Code>{code}</Code></Error>'.encode())) as url:
+        monkeypatch.setenv('S3_ENDPOINT_URL', url)
+        monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'someone')
+        monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
+        monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
+        monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
+        with pytest.raises(InputError) as caught:
+            read_file('s3://corpus/x')
+    assert isinstance(caught.value, OutageError) == is_outage
 
 
 def test_the_wait_has_an_end(tmp_path):

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import build_model
 from maelm_composer.training.callbacks import read_metrics
-from maelm_composer.training.checkpoints import METADATA, make_portable
+from maelm_composer.training.checkpoints import METADATA, drop_unportable, make_portable
 from maelm_composer.training.resume import find_resume_point, load_data_only
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
@@ -35,6 +35,16 @@ class PropertiesOfTorch27:
 class UnpicklerOfTorch27(pickle.Unpickler):
     def find_class(self, module, name):
         return PropertiesOfTorch27 if name == 'TensorProperties' else super().find_class(module, name)
+
+
+def test_a_checkpoint_holds_nothing_of_the_device(recipe):
+    """An empty loss scale of a CPU is refused by a GPU, and a GPU's generator is missing on a CPU."""
+    pretrain(recipe('training.max_samples=64'))
+    content = torch.load('runs/recipe/latest/state.pt', weights_only=False)
+    assert 'scaler' not in content['state']
+    of_a_gpu = {'state': {'scaler': {'scale': 1.0}, 'run_name': 'x'}, 'rng': [{'torch': 1, 'cuda': 2}]}
+    drop_unportable(of_a_gpu)
+    assert of_a_gpu == {'state': {'run_name': 'x'}, 'rng': [{'torch': 1}]}
 
 
 def test_a_whole_checkpoint_names_nothing_that_torch_2_7_lacks(recipe):

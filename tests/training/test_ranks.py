@@ -17,25 +17,27 @@ from composer.utils import dist
 
 from maelm_composer.errors import InputError
 from maelm_composer.training.ending import end_before_training
-from maelm_composer.training.processes import RankWatch
+from maelm_composer.training.processes import RankWatch, start_rank
 from maelm_composer.training.run_record import read_record
 from tests.tiny import find_free_port
 from tests.training.conftest import ISOLATED, count_rows, two_machines
 
 
-def run_two_ranks(folder: Path, monkeypatch, run: Callable[[int], None]) -> list[int]:
-    """Fork two connected ranks; returns their exit codes. Their standard errors are files named 0 and 1."""
-    ranks = {'WORLD_SIZE': 2, 'LOCAL_WORLD_SIZE': 2, 'NODE_RANK': 0}
+def run_ranks(folder: Path, monkeypatch, run: Callable[[int], None], nodes: int = 1, per_node: int = 2) -> list[int]:
+    """Fork connected ranks; returns their exit codes. Their standard errors are files named 0, 1, ..."""
+    count = nodes * per_node
+    ranks = {'WORLD_SIZE': count, 'LOCAL_WORLD_SIZE': per_node}
     ranks |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': find_free_port()}
 
     def begin(rank: int) -> None:
         with (folder / f'{rank}').open('w') as sys.stderr:
-            for name, value in (ranks | {'RANK': rank, 'LOCAL_RANK': rank}).items():
+            own = {'RANK': rank, 'LOCAL_RANK': rank % per_node, 'NODE_RANK': rank // per_node}
+            for name, value in (ranks | own).items():
                 monkeypatch.setenv(name, str(value))
             dist.initialize_dist('cpu', timeout=60)
             run(rank)
 
-    processes = [multiprocessing.get_context('fork').Process(target=begin, args=(rank,)) for rank in range(2)]
+    processes = [multiprocessing.get_context('fork').Process(target=begin, args=(rank,)) for rank in range(count)]
     for process in processes:
         process.start()
     for process in processes:
@@ -47,7 +49,7 @@ def run_two_ranks(folder: Path, monkeypatch, run: Callable[[int], None]) -> list
 
 @pytest.mark.parametrize('fails_in', ['a collective', 'the last barrier'])
 def test_a_rank_waits_for_the_end_of_the_one_that_closed_its_connections(tmp_path, monkeypatch, fails_in):
-    def end(other: int, speaks: bool) -> None:
+    def end(other: int, speaks: bool, tell: Callable[[str], None]) -> None:
         print(f'rank {other} has ended', file=sys.stderr, flush=True)
         os._exit(2 if speaks else 1)
 
@@ -61,27 +63,50 @@ def test_a_rank_waits_for_the_end_of_the_one_that_closed_its_connections(tmp_pat
             if fails_in == 'a collective':
                 dist.all_gather_object(rank)
 
-    assert run_two_ranks(tmp_path, monkeypatch, run) == [3, 2], (tmp_path / '1').read_text()
+    assert run_ranks(tmp_path, monkeypatch, run) == [3, 2], (tmp_path / '1').read_text()
     assert (tmp_path / '1').read_text() == 'rank 0 has ended\n'
+
+
+def test_torchrun_s_nodes_are_ours_and_processes_that_do_not_know_each_other_are_refused(recipe, monkeypatch):
+    training = recipe().training
+    monkeypatch.setenv('NODE_RANK', '')
+    monkeypatch.delenv('NODE_RANK')
+    monkeypatch.setenv('GROUP_RANK', '3')
+    start_rank(training)
+    assert dist.get_node_rank() == 3
+    monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '8')
+    with pytest.raises(InputError, match='srun has started several processes that do not know each other'):
+        start_rank(training)
 
 
 @pytest.mark.parametrize('failing', [0, 1])
 def test_a_rank_that_waits_for_another_node_ends_with_the_line_of_that_node(tmp_path, monkeypatch, failing):
     def run(rank: int) -> None:
-        monkeypatch.setenv('LOCAL_WORLD_SIZE', '1')
-        monkeypatch.setenv('NODE_RANK', str(rank))
-        monkeypatch.setenv('LOCAL_RANK', '0')
         with RankWatch().acting(end_before_training):
             if rank == failing:
                 raise InputError('the disk is full')
             time.sleep(60)  # as in a collective of NCCL
 
-    codes = run_two_ranks(tmp_path, monkeypatch, run)
+    codes = run_ranks(tmp_path, monkeypatch, run, nodes=2, per_node=1)
     assert codes[1 - failing] == 2
     assert (tmp_path / f'{1 - failing}').read_text() in (
         f'error: node {failing} ended: the disk is full\n',
         'error: node 0 ended: its first rank has ended\n',  # the store ended with rank 0
     )
+
+
+def test_a_rank_that_is_killed_is_told_to_the_other_node_by_the_rank_beside_it(tmp_path, monkeypatch):
+    def run(rank: int) -> None:
+        with RankWatch().acting(end_before_training):
+            dist.barrier()
+            if rank == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)  # as in a collective of NCCL
+
+    codes = run_ranks(tmp_path, monkeypatch, run, nodes=2)
+    assert codes[2:] == [2, -signal.SIGKILL]
+    assert codes[0] == 2
+    assert (tmp_path / '0').read_text().startswith('error: node 1 ended: rank 3 ended before the training began; ')
 
 
 @pytest.mark.parametrize('launcher', ['waits', 'sends SIGTERM'])
@@ -103,7 +128,7 @@ def test_a_rank_killed_before_the_training_is_named_by_the_other(tmp_path, monke
             for _ in range(200):
                 time.sleep(0.1)
 
-    codes = run_two_ranks(tmp_path, monkeypatch, run)
+    codes = run_ranks(tmp_path, monkeypatch, run)
     assert codes[killed] == -signal.SIGKILL
     assert codes[1 - killed] == 2, (tmp_path / f'{1 - killed}').read_text()
     said = (tmp_path / f'{1 - killed}').read_text()
