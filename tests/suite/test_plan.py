@@ -257,9 +257,10 @@ def test_a_plan_is_printed_whole(demo, capsys):
 def test_devices(monkeypatch):
     assert describe_device('NVIDIA H100 80GB HBM3', 4) == Device('h100', 4, 67e12, 989e12)
     assert describe_device('NVIDIA H100 PCIe', 1) == Device('h100 pcie', 1, 51e12, 756e12)
-    with pytest.raises(InputError, match='GPU rtx: its peak is not known; choose one of a100, h100 pcie, h100 nvl, h100, h200'):
+    names = 'a100, h100 pcie, h100 nvl, h100, h200'
+    with pytest.raises(InputError, match=f'GPU rtx: its peak is not known; choose one of {names}'):
         describe_device('rtx', 1)
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
-    with pytest.raises(InputError, match='this machine has no GPU: name the kind with --gpu, one of a100, h100, h200'):
+    with pytest.raises(InputError, match=f'this machine has no GPU: name the kind with --gpu, one of {names}'):
         describe_device(count=8)
     assert describe_device().fp32 > 0
