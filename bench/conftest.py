@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--settings', help="file with keys of yamls/suite/, over the scale's (docs/benchmark.md)")
     parser.addoption('--plan', action='store_true', help='print the missing steps and their costs; run nothing')
     parser.addoption('--gpus', type=int, help="with --plan: how many; default: this machine's, or 1 with --gpu")
-    parser.addoption('--gpu', help='with --plan: their model, a100, h100 or h200')
+    parser.addoption('--gpu', help='with --plan: their model, such as h100')
     parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
     parser.addoption('--faults', type=int, default=20, help='number of faults of test_faults.py')
     parser.addoption('--seed', type=int, default=1, help='of the faults')

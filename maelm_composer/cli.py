@@ -94,7 +94,7 @@ def tokenizer(recipe: Recipe) -> None:
     if build_tokenizer(config):
         print(f'tokenizer: {config.tokenizer.vocab_size:,} pieces in {time.monotonic() - start:.0f} s')
     else:
-        print('tokenizer: already trained by the same recipe; nothing to do')
+        print('tokenizer: already there; nothing to do')
     print(f'tokenizer: {config.remote}/tokenizer')
 
 
@@ -271,7 +271,7 @@ def suite(
     gpus: Annotated[
         int | None, typer.Option(min=1, help="With --plan: how many; default: this machine's, or 1 with --gpu.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help='With --plan: their model, a100, h100 or h200.')] = None,
+    gpu: Annotated[str | None, typer.Option(help='With --plan: their model, such as h100.')] = None,
     settings: Annotated[Path | None, typer.Option(help="File of keys of yamls/suite/, over the scale's.")] = None,
     work: Annotated[Path | None, typer.Option(help='Folder of runs; default: runs/suite/SCALE.')] = None,
     results: Annotated[Path, typer.Option(help='Folder of records, tables and figures.')] = Path('results'),
@@ -298,7 +298,7 @@ def suite(
 @app.command()
 def plan(
     gpus: Annotated[int, typer.Option(min=1, help='Number of GPUs.')],
-    gpu: Annotated[str, typer.Option(help='Model: a100, h100 or h200.')],
+    gpu: Annotated[str, typer.Option(help='Model, such as h100.')],
     hours: Annotated[float, typer.Option(min=0, help='Hours on all GPUs.')],
 ) -> None:
     """Print the GPU-hours of every table and figure at five scales, and whether they fit a budget. Runs nothing."""

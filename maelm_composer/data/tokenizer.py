@@ -34,7 +34,8 @@ OUTAGE_MINUTES = 60.0  # so long the object store may be away when hours of work
 def build_tokenizer(config: CorpusConfig) -> bool:
     """Train the tokenizer of ``config`` and save it under ``config.remote``/tokenizer.
 
-    Returns whether the tokenizer was trained now; False if the same recipe had made the tokenizer before.
+    Returns whether the tokenizer was trained now; False if the same recipe had made the tokenizer before, or version
+    0.1 the one of the shards beside it.
 
     Raises:
         InputError: the folder holds another recipe's tokenizer, cannot be written or is that of complete shards, or the
@@ -54,8 +55,8 @@ def build_tokenizer(config: CorpusConfig) -> bool:
         if TOKENIZER_FILE in files:  # of version 0.1
             return False
         raise InputError(
-            f'{folder} is missing, but there are shards beside it, which need their own tokenizer: restore the folder '
-            f'(every run on these shards holds a copy), or remove {config.remote}'
+            f'{folder} has no {TOKENIZER_FILE}, but there are shards beside it, which need their own tokenizer: '
+            f'restore the folder (every run on these shards holds a copy), or remove {config.remote}'
         )
     if written := files.get(TOKENIZER_RECIPE):
         where = storage.join(folder, TOKENIZER_RECIPE)

@@ -37,12 +37,13 @@ TASK_SIZES = {
     'demo_span': (600, 200, 55),
 }
 CHARACTERS_PER_TOKEN = 4.0  # of these tasks, with that vocabulary
-# FLOP/s in fp32 and in dense bf16 (NVIDIA's data sheets, SXM).
+# FLOP/s in fp32 and in dense bf16 (NVIDIA's data sheets), of SXM where no name says otherwise. The first name counts
+# that the GPU's contains.
 PEAKS = {
     'a100': (19.5e12, 312e12),
     'h100 pcie': (51e12, 756e12),
     'h100 nvl': (60e12, 835e12),
-    'h100': (67e12, 989e12),  # SXM; after the names that contain this one
+    'h100': (67e12, 989e12),
     'h200': (67e12, 989e12),
 }
 
@@ -119,7 +120,9 @@ class Device:
 
         def is_same(record: PretrainingRecord | FinetuningRecord | RankRecord) -> bool:
             cpu = record.provenance.cpu, record.provenance.cpu_count
-            return self.name in record.device.lower() and (not self.is_cpu or cpu == here)
+            if self.is_cpu:
+                return self.name in record.device.lower() and cpu == here
+            return _find_kind(record.device) == self.name
 
         return replace(
             evidence,
@@ -143,10 +146,15 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
             speeds, cores = measure_speeds(), count_cores()
             return Device('cpu', 1, cores * speeds.fp32, cores * speeds.bf16)
         gpu, count = found[0], count or len(found)
-    name = next((name for name in PEAKS if name in gpu.lower()), None)
+    name = _find_kind(gpu)
     if name is None:
         raise InputError(f'GPU {gpu}: its peak is not known; choose one of {", ".join(PEAKS)}')
     return Device(name, count or 1, *PEAKS[name])
+
+
+def _find_kind(gpu: str) -> str | None:
+    """The key of :data:`PEAKS` for the name that a GPU gives itself."""
+    return next((name for name in PEAKS if name in gpu.lower()), None)
 
 
 def _list_gpus() -> list[str]:

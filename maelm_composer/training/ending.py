@@ -23,7 +23,6 @@ from maelm_composer.training.run_record import read_record
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILED = 1 << 8  # larger than every signal's number
-SECONDS_TO_STOP = 20  # after another rank has stopped; Composer's launcher sends SIGKILL after 30
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
@@ -150,10 +149,6 @@ def end_after(folder: RunFolder, rank: int, speaks: bool, tell: Callable[[str], 
     record = _read_record(folder)
     if isinstance(record, PretrainingRecord):
         os._exit(0)
-    if record is not None and record.status == 'stopped':  # this rank, too, unless a collective of NCCL waits
-        timer = threading.Timer(SECONDS_TO_STOP, os._exit, (128 + signal.SIGTERM,))
-        timer.daemon = True
-        timer.start()
     if record is None or record.status == 'stopped':
         return
     if record.status == 'running' and speaks:

@@ -37,15 +37,17 @@ def start_rank(training: TrainingConfig) -> Device:
     """
     if 'GROUP_RANK' in os.environ:  # torchrun's name of what Composer asks for as NODE_RANK
         os.environ.setdefault('NODE_RANK', os.environ['GROUP_RANK'])
-    if int(os.environ.get('SLURM_STEP_NUM_TASKS', 1)) > 1 and 'RANK' not in os.environ:
+    is_one_of_several = int(os.environ.get('SLURM_STEP_NUM_TASKS', 1)) > 1 and 'RANK' not in os.environ
+    if is_one_of_several and not sys.stdin.isatty():  # a terminal of srun --pty is one process
         raise InputError(
             'srun has started several processes that do not know each other: start one a node, and in it composer -n '
-            'GPUS --world_size ... --node_rank $SLURM_NODEID --master_addr ... --master_port ...'
+            'GPUS --world_size ... --node_rank $SLURM_NODEID --master_addr ... --master_port ...; for a run of this '
+            'process alone, unset SLURM_STEP_NUM_TASKS'
         )
     gpus, local_ranks = torch.cuda.device_count(), dist.get_local_world_size()
     if gpus and not torch.cuda.is_available():
         raise InputError(
-            'this machine has GPUs, but their driver is too old for this torch: update it, or hide them '
+            'this machine has GPUs that CUDA cannot use, as with an old driver: see nvidia-smi, or hide them '
             "(CUDA_VISIBLE_DEVICES='')"
         )
     if 0 < gpus <= dist.get_local_rank():

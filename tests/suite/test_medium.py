@@ -63,7 +63,8 @@ def test_the_plan_of_the_scale_is_that_of_its_flops(tmp_path, monkeypatch):
     assert baseline < mine
     assert mine == pytest.approx(4 + count_training_flops(suite.load_pretraining(MAE_LM)) / (0.40 * 989e12))
     tuning = sum(item.seconds for item in items if item.step.kind is Kind.finetuning)
-    assert tuning == pytest.approx(600, rel=0.1)
+    starts = 2 * 9 * 4 * (1 + 10) / 4  # models, tasks, runs of each; four at a time on one GPU
+    assert tuning - starts == pytest.approx(535, rel=0.05)
 
 
 def test_settings_come_after_the_scales_own(tmp_path):

@@ -1,6 +1,7 @@
 """What a plan says before anything runs, and what it counts as done."""
 
 import dataclasses
+import json
 import os
 
 import pytest
@@ -13,7 +14,9 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.masking.draw import count_visible
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.processor import name_processor
+from maelm_composer.records import parse_pretraining
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, find_artefact
+from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.suite.cost import Device, count_finetuning_flops, describe_device
 from maelm_composer.suite.plan import Forecast, plan_suite, print_budget, print_plan, sum_seconds
 from maelm_composer.suite.steps import Kind, list_steps, load_suite
@@ -21,7 +24,7 @@ from maelm_composer.sweep.search import count_runs, list_points
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.training.plan import count_training_flops
 from maelm_composer.training.run_record import identify
-from tests.records import make_finetuning, make_rank
+from tests.records import make_finetuning, make_pretraining, make_rank
 
 from .conftest import make_run, write_record
 
@@ -257,6 +260,10 @@ def test_a_plan_is_printed_whole(demo, capsys):
 def test_devices(monkeypatch):
     assert describe_device('NVIDIA H100 80GB HBM3', 4) == Device('h100', 4, 67e12, 989e12)
     assert describe_device('NVIDIA H100 PCIe', 1) == Device('h100 pcie', 1, 51e12, 756e12)
+    runs = {'a': parse_pretraining(json.dumps(make_pretraining('a', device='NVIDIA H100 PCIe')), 'a.json')}
+    of_a = Evidence('small', runs, {}, [], [], [])
+    assert describe_device('h100', 1).select_same(of_a).runs == {}  # another kind, whose name contains this one
+    assert describe_device('h100 pcie', 1).select_same(of_a).runs == runs
     names = 'a100, h100 pcie, h100 nvl, h100, h200'
     with pytest.raises(InputError, match=f'GPU rtx: its peak is not known; choose one of {names}'):
         describe_device('rtx', 1)

@@ -344,4 +344,5 @@ def test_ctrl_c_ends_with_one_line_and_no_process_left(start):
     assert driver.returncode == 130, out
     lines = [line for line in out.splitlines() if not line.startswith('[')]
     assert lines == ['stopped: the runs that ended are recorded, and the same command does the others']
-    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    alive = psutil.wait_procs(processes, timeout=60)[1]
+    assert {process.status() for process in alive} <= {psutil.STATUS_ZOMBIE}  # of a parent that does not reap
