@@ -286,7 +286,7 @@ class SuiteConfig:
     Each list holds files and ``key=value`` pairs, as a command line does.
     """
 
-    extends: str = ''  # a scale, over whose file this one is merged: key by key
+    extends: str = ''  # a scale, over whose file this one is merged, key by key
     data: list[str] = field(default_factory=list)  # recipe of the shards
     pretraining: list[str] = field(default_factory=list)  # recipe of every model, before the model's overlay
     pretraining_of: dict[str, list[str]] = field(default_factory=dict)  # by overlay, merged after it

@@ -139,7 +139,6 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
     device, size = find_device(), pretrained.hidden_size
     encoder: Any = place_encoder(pretrained.encoder, device)
     layers: defaultdict[int, _Layer] = defaultdict(lambda: _Layer(size, device))
-    is_checked = not options.centered
     views = iterate_views(
         source,
         max_tokens=options.max_tokens,
@@ -149,7 +148,7 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
     )
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision is Precision.bf16)
     with torch.inference_mode(), autocast, tqdm(unit=' tokens', unit_scale=True, disable=None) as progress:
-        for view in views:
+        for nth, view in enumerate(views):
             view = view.to(device)
             where = view.position_ids, view.segment_ids
             for number, states in enumerate(encoder.layer_states(view.plain_ids, *where)):
@@ -162,9 +161,8 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
                 layers[number].masks.add(states[view.is_masked])
                 layers[number].residual.add(kept, sizes)
             progress.update(int(view.is_real.sum()))
-            if not is_checked:  # before the other passes: without absolute positions all [MASK]s are embedded alike
+            if options.centered and nth == 0:  # an encoder without absolute positions embeds all [MASK]s alike
                 _assert_some_variance(layers)
-                is_checked = True
     for name, gram in (('real tokens', layers[0].kept), ('[MASK]s', layers[0].masks)):
         if gram.count < size:
             raise InputError(

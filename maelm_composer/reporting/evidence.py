@@ -151,9 +151,9 @@ class Evidence:
         assert isinstance(record, FinetuningRecord)
         return replace(cell, terms=(Term(1.0, {seed: [100 * record.baseline] for seed in values}),))
 
-    def rank(self, model: Model, key: str) -> Cell:
-        """The value ``key`` of the last layer after pretraining."""
-        return list(self.rank_by_layer(model, key).values())[-1]
+    def rank(self, model: Model | Runs, key: str, layer: int = -1) -> Cell:
+        """The value ``key`` of one layer after pretraining, by default the last."""
+        return list(self.rank_by_layer(model, key).values())[layer]
 
     def rank_by_layer(self, model: Model | Runs, key: str, index: int | None = None) -> dict[int, Cell]:
         """Layer -> the value ``key`` in the rank records of ``model``'s last checkpoints.

@@ -16,6 +16,7 @@ from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS, find_artefa
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.ladder import TREND
 from maelm_composer.reporting.rows import CONSTANT, GAP, NOT_COMPARABLE, PERCENT, UNDECIDED, WORDS, Row
+from maelm_composer.statistics import LEVEL
 
 CLAIMS = 'claims'  # the name of the figure of all claims
 PROVENANCE = {
@@ -32,7 +33,7 @@ NAMED = 4  # up to so many claims of one verdict are named, more are counted
 DIGITS = {'percent': 1, 'points': 1, 'rank': 1, 'degrees': 1, 'tokens': 0, 'samples': 0}
 DIGITS |= {'share': 3, 'hours': 3, 'nats': 3}
 MOST_DIGITS = 5
-ALPHA = 0.05
+ALPHA = round(1 - LEVEL, 9)
 CORE_WATTS, GPU_WATTS = 10.0, 700.0  # assumed, of a busy CPU core with its share of the machine, and of an H100 or H200
 
 

@@ -21,7 +21,7 @@ from maelm_composer.reporting.evidence import Evidence, Runs, order_by_seed
 from maelm_composer.reporting.ladder import FLOPS, LOSS, MASK_GAIN, RELATIVE
 from maelm_composer.reporting.load import RANK_OPTIONS, RANKS, assert_equal
 from maelm_composer.reporting.rows import GAP, MARGIN_RANK_SHARE, PERCENT, RANK, Claim, Row, RowBuilder
-from maelm_composer.reporting.tables import MASKS, OUTSIDE, REAL, WITH_MASKS
+from maelm_composer.reporting.tables import MASKS, OUTSIDE, REAL, WITH_MASKS, measure_mask_excess
 
 ROWS, DECODER = 'training.max_samples', 'model.decoder'
 LAYERS = 'model.num_hidden_layers', f'{DECODER}.num_hidden_layers'  # of the encoder and the decoder
@@ -57,7 +57,7 @@ class Group:
 
     def rank(self, key: str, layer: int = -1) -> Cell:
         """The value ``key`` of one layer of the rank records."""
-        return list(self.evidence.rank_by_layer(self.runs, key).values())[layer]
+        return self.evidence.rank(self.runs, key, layer)
 
 
 @dataclass
@@ -127,7 +127,7 @@ def _measure(builder: RowBuilder, label: str, group: Group) -> list[Row]:
     ]
     if group.is_roberta:
         gain = subtract_relative(group.rank(WITH_MASKS), group.rank(REAL))
-        outside = subtract(group.rank('mask_outside_share'), group.rank('real_outside_share'))
+        outside = measure_mask_excess(group.evidence, group.runs)[-1]
         rows += [builder.value(label, MASK_GAIN, PERCENT, gain), builder.value(label, OUTSIDE, 'share', outside)]
     return rows
 

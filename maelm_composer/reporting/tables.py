@@ -21,7 +21,7 @@ from maelm_composer.reporting.artefacts import (
     columns_of,
 )
 from maelm_composer.reporting.cells import Cell, restrict, slope, subtract
-from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.evidence import Evidence, Runs
 from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
@@ -161,7 +161,7 @@ def build_subspace(builder: RowBuilder) -> list[Row]:
     return rows + claims
 
 
-def measure_mask_excess(evidence: Evidence, model: Model) -> list[Cell]:
+def measure_mask_excess(evidence: Evidence, model: Model | Runs) -> list[Cell]:
     """The share of the [MASK] vectors' energy outside the real tokens' leading directions, less the real tokens' own.
 
     One cell for each layer. The leading directions hold at least 90 % of the real tokens' energy.
