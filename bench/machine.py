@@ -4,9 +4,9 @@ import os
 import platform
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -77,10 +77,7 @@ def skip_if_slow(precision: Precision) -> None:
 
 
 class OtherProcesses:
-    """Measures the share of this process's cores that other processes use, from construction to ``share()``.
-
-    The share is 0 if the system has no /proc/stat.
-    """
+    """Measures the share of this process's cores that other processes use, from construction to ``share()``."""
 
     def __init__(self) -> None:
         self._cores = os.sched_getaffinity(0)
@@ -93,12 +90,7 @@ class OtherProcesses:
 
     def _read(self) -> tuple[float, float, float]:
         """Seconds: the clock, the busy time of the cores, the CPU time of this process."""
-        try:
-            lines = Path('/proc/stat').read_text(encoding='utf-8').splitlines()
-        except OSError:
-            return time.perf_counter(), 0.0, 0.0
-        names = {f'cpu{core}' for core in self._cores}
-        fields = [list(map(int, line.split()[1:9])) for line in lines if line.split()[0] in names]
-        # user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait are busy time.
-        ticks = sum(sum(values) - values[3] - values[4] for values in fields)
-        return time.perf_counter(), ticks / os.sysconf('SC_CLK_TCK'), time.process_time()
+        times = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in self._cores]
+        # user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in the first two.
+        busy = sum(sum(core[:8]) - core.idle - core.iowait for core in times)
+        return time.perf_counter(), busy, time.process_time()

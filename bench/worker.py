@@ -3,39 +3,35 @@
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 
 import torch
 
 from bench.contenders import Contender, Figures
 
-CONTEXT = get_context('spawn')
+contender: Contender  # of this process, a worker
 
 
 class Worker:
-    """A process with one contender that waits for calls of ``run``; ``figures`` are those after the last call."""
+    """A process with one contender; ``figures`` are those after the last call of ``run``."""
 
     def __init__(self, name: str, make: Callable[[], Contender]) -> None:
         self._name = name
-        self._pipe, other_end = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(other_end, make), daemon=True)
-        self._process.start()
-        other_end.close()
+        self._pool = ProcessPoolExecutor(1, get_context('spawn'), _begin, (make,))
+        self._pool.submit(int)  # starts the process, which builds its model meanwhile
         self.figures = Figures()
 
     def run(self, act: Callable[[Contender], None]) -> None:
         """Call ``act`` on the contender in its process, and wait. Raises RuntimeError if the process died."""
         try:
-            self._pipe.send(act)
-            self.figures = self._pipe.recv()
-        except (EOFError, BrokenPipeError):
-            self._process.join()
-            raise RuntimeError(f'the process of {self._name} died with exit code {self._process.exitcode}') from None
+            self.figures = self._pool.submit(_act, act).result()
+        except BrokenProcessPool:
+            raise RuntimeError(f'the process of {self._name} died') from None
 
     def close(self) -> None:
-        self._pipe.close()
-        self._process.join()
+        self._pool.shutdown()
 
 
 @contextlib.contextmanager
@@ -49,14 +45,15 @@ def start_workers(makers: dict[str, Callable[[], Contender]]) -> Iterator[dict[s
             worker.close()
 
 
-def _serve(pipe: Connection, make: Callable[[], Contender]) -> None:
+def _begin(make: Callable[[], Contender]) -> None:
+    global contender
     contender = make()
-    with contextlib.suppress(EOFError):  # raised when the other end closes the pipe
-        while True:
-            act = pipe.recv()
-            act(contender)
-            _give_memory_back()
-            pipe.send(contender.figures)
+
+
+def _act(act: Callable[[Contender], None]) -> Figures:
+    act(contender)
+    _give_memory_back()
+    return contender.figures
 
 
 def _give_memory_back() -> None:

@@ -27,13 +27,7 @@ DEAD = 'a server process of Ray has died, most likely because memory ran out: th
 
 
 class LostWorkerError(InputError):
-    """The process of a Ray task was killed on every try; ``reason`` is the first line of Ray's error."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            f'a worker was lost on every try, perhaps for want of memory: let fewer run at once ({reason})'
-        )
-        self.reason = reason
+    """The process of a Ray task was killed on every try."""
 
 
 @contextlib.contextmanager
@@ -184,4 +178,5 @@ def get_result(reference: Any) -> Any:
             raise error.cause from None
         raise
     except ray.exceptions.RayError as error:
-        raise LostWorkerError(first_line(error)) from None
+        reason = 'a worker was lost on every try, perhaps for want of memory: let fewer run at once'
+        raise LostWorkerError(f'{reason} ({first_line(error)})') from None

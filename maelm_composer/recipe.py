@@ -38,20 +38,15 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
     """
     if wrong := [override for override in overrides if '=' not in override]:
         raise InputError(f'{wrong[0]!r} is neither a YAML file nor key=value')
-    return _load(root, [(False, path) for path in paths] + [(True, pair) for pair in overrides])
+    return load_entries(root, [*paths, *overrides])
 
 
 def load_entries(root: type[Config], entries: Sequence[str]) -> Config:
     """As :func:`load_config`, of files and pairs in any order, of which later ones win."""
-    _, pairs = split_arguments(entries)
-    return _load(root, [(entry in pairs, entry) for entry in entries])
-
-
-def _load(root: type[Config], entries: Sequence[tuple[bool, str]]) -> Config:
-    """Merge ``entries``, each a pair (True) or a file, in their order."""
+    files, pairs = split_arguments(entries)
     merged: Any = OmegaConf.structured(root)
-    for is_pair, entry in entries:
-        if is_pair:
+    for entry in entries:
+        if entry in pairs:
             merged = _merge(root, merged, _parse_override(entry), where='command line')
             continue
         layer = _read_yaml(entry)
@@ -61,7 +56,7 @@ def _load(root: type[Config], entries: Sequence[tuple[bool, str]]) -> Config:
         merged = _merge(root, merged, layer, where=entry)
     try:
         if root is PretrainingConfig:
-            _name_run(merged, [entry for is_pair, entry in entries if not is_pair])
+            _name_run(merged, files)
         if missing := sorted(OmegaConf.missing_keys(merged)):
             raise InputError(f'{missing[0]} is not set: give it in the recipe or as {missing[0]}=VALUE')
         config: Config = _expand_home(OmegaConf.to_object(merged))

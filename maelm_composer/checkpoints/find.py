@@ -55,13 +55,11 @@ class EncoderFolder:
         Raises:
             InputError: a run has no record, or a damaged one.
         """
-        if self.run is None:
-            return None
-        uri = join(self.run, RECORD)
-        content = read_file(uri)
-        if content is None:
+        record = read_record(self.run) if self.run else None
+        if self.run and record is None:
+            uri = join(self.run, RECORD)
             raise InputError(f'{uri} is missing: restore the file, since records of this checkpoint name its run')
-        return parse_pretraining(content, uri)
+        return record
 
 
 def find_encoder(checkpoint: str) -> EncoderFolder | None:
@@ -132,6 +130,17 @@ def list_checkpoints(run: str) -> list[EncoderFolder]:
         found = {path.name for path in Path(run).glob(f'{CHECKPOINT_PREFIX}*')}
     names = sorted(name for name in found if name <= newest)
     return [EncoderFolder(join(run, name), run) for name in names]
+
+
+def read_record(run: str) -> Pretraining | None:
+    """The record in the folder ``run``, local or s3://; None if no run has begun there.
+
+    Raises:
+        InputError: the file is no pretraining record.
+    """
+    uri = join(run, RECORD)
+    content = read_file(uri)
+    return None if content is None else parse_pretraining(content, uri)
 
 
 def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:

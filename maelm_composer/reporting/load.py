@@ -31,11 +31,8 @@ from maelm_composer.records import (
 from maelm_composer.reporting.artefacts import DEMO
 from maelm_composer.reporting.evidence import Evidence
 
-RANKS, RANK_OPTIONS = (
-    'effective rank',
-    ('data_hash', 'max_tokens', 'mlm_probability', 'threshold', 'centered', 'precision', 'seed'),
-)
-
+RANKS = 'effective rank'
+RANK_OPTIONS = 'data_hash', 'max_tokens', 'mlm_probability', 'threshold', 'centered', 'precision', 'seed'
 REMEDY = 'copy the metrics.csv of the run again'
 
 

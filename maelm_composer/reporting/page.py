@@ -30,8 +30,11 @@ PROVENANCE = {
     'hardware': 'hardware',
 }
 NAMED = 4  # up to so many claims of one verdict are named, more are counted
-DIGITS = {'percent': 1, 'points': 1, 'rank': 1, 'degrees': 1, 'tokens': 0, 'samples': 0}
-DIGITS |= {'share': 3, 'hours': 3, 'nats': 3}
+DIGITS = {
+    **dict.fromkeys(('percent', 'points', 'rank', 'degrees'), 1),
+    **dict.fromkeys(('share', 'hours', 'nats'), 3),
+    **dict.fromkeys(('tokens', 'samples'), 0),
+}
 MOST_DIGITS = 5
 ALPHA = round(1 - LEVEL, 9)
 CORE_WATTS, GPU_WATTS = 10.0, 700.0  # assumed, of a busy CPU core with its share of the machine, and of an H100 or H200
@@ -51,10 +54,18 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    functions = {'number': format_number, 'interval': format_interval, 'name_score': name_score}
-    functions |= {'value': format_value, 'unit': name_unit, 'axis': format_x, 'is_signed': is_signed}
-    functions |= {'p_value': format_p}
-    environment.globals |= {**functions, 'not_comparable': NOT_COMPARABLE, 'constant': CONSTANT}
+    environment.globals |= {
+        'number': format_number,
+        'interval': format_interval,
+        'name_score': name_score,
+        'value': format_value,
+        'unit': name_unit,
+        'axis': format_x,
+        'is_signed': is_signed,
+        'p_value': format_p,
+        'not_comparable': NOT_COMPARABLE,
+        'constant': CONSTANT,
+    }
     return environment.get_template('page.html.j2').render(
         scale=evidence.scale,
         demo=DEMO,

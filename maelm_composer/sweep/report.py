@@ -13,6 +13,7 @@ from rich.table import Table
 from maelm_composer.console import begin_table, format_duration, open_console
 from maelm_composer.records import FailedFinetuning, Finetuning, FinetuningRecord, Point
 from maelm_composer.statistics import estimate_mean
+from maelm_composer.sweep.lease import LEASE_SECONDS
 from maelm_composer.sweep.search import SweepResult, TaskResult
 from maelm_composer.tasks.catalogue import GLUE, Task
 
@@ -35,7 +36,7 @@ class Progress:
     def __init__(self, list_standings: Callable[[], list[Standing]]) -> None:
         self.list_standings = list_standings
         self.start, self.cost_at_start = time.monotonic(), sum(standing.cost_done for standing in list_standings())
-        self.is_live = sys.stderr.isatty()
+        self.is_live, self.has_announced_wait = sys.stderr.isatty(), False
         console = Console(stderr=True, force_terminal=self.is_live, highlight=False, markup=False, emoji=False)
         # No thread refreshes the table, as it would read records while the sweep changes them.
         self.live = Live(console=console, get_renderable=self._build_table, auto_refresh=False, transient=True)
@@ -48,6 +49,13 @@ class Progress:
         done, total = sum(len(s.records) for s in standings), sum(s.total for s in standings)
         outcome = record.error if isinstance(record, FailedFinetuning) else f'{_percent(record.score)} %'
         self.live.console.print(f'[{done}/{total}] {_name_run(record)}: {outcome}', soft_wrap=not self.is_live)
+
+    def announce_wait(self, count: int) -> None:
+        """Say once that the last ``count`` runs are those of another sweep, which may have been killed."""
+        if not self.has_announced_wait:
+            wait = f'another sweep makes the last {count} runs; if it was killed, they begin in {LEASE_SECONDS} s'
+            self.live.console.print(wait, soft_wrap=not self.is_live)
+        self.has_announced_wait = True
 
     def _build_table(self) -> Table:
         standings = self.list_standings()

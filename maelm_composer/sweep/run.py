@@ -1,7 +1,7 @@
 """A search over tasks, points and seeds as Ray tasks.
 
 A sweep makes the runs that have no finished record, and so goes on where a killed one ended. The repeats of a task's
-best point begin when that task's grid is complete. The functions with an argument ``folder`` run in Ray's workers.
+best point begin when that task's grid is complete.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
-from filelock import SoftFileLease, Timeout
 
 from maelm_composer.cluster import LostWorkerError, connect_ray, ending_with_ray, get_result
 from maelm_composer.config import FinetuningConfig
@@ -27,14 +26,13 @@ from maelm_composer.finetuning.identity import describe_run, find_finished, fit_
 from maelm_composer.finetuning.run import finetune, load_encoder
 from maelm_composer.precision import Choice, choose_in, tell
 from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
-from maelm_composer.sweep.lease import is_free, open_lease
+from maelm_composer.sweep.lease import SECONDS_BETWEEN_LOOKS, RunLease, is_free, open_lease, take
 from maelm_composer.sweep.report import Progress, Standing, print_result
 from maelm_composer.sweep.search import SweepResult, conclude, count_runs, list_tasks, plan_grid, plan_repeats, run_cost
 from maelm_composer.tasks.catalogue import Task
 from maelm_composer.tasks.sources import count_characters, load_task_data
 
 STOPPED = 'stopped: the runs that ended are recorded, and the same command does the others'
-SECONDS_BETWEEN_LOOKS = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Job:
     config: FinetuningConfig
     task: Task
     cost: float  # in characters that pass forward through the encoder
-    lease: SoftFileLease
+    lease: RunLease
     record: Finetuning | None
 
 
@@ -179,7 +177,9 @@ class _Sweep:
 
     def _collect(self) -> None:
         if not self.running:
-            time.sleep(SECONDS_BETWEEN_LOOKS if self.waiting else 0)
+            if self.waiting:
+                self.progress.announce_wait(len(self.waiting))
+                time.sleep(SECONDS_BETWEEN_LOOKS)
             return
         done, _ = ray.wait(list(self.running), num_returns=1, timeout=SECONDS_BETWEEN_LOOKS)
         for reference in done:
@@ -187,8 +187,7 @@ class _Sweep:
             try:
                 job.record = get_result(reference)
             except LostWorkerError as error:
-                reason = f'its worker was lost on every try, perhaps for want of memory: {error.reason}'
-                job.record = record_failure(job.config, job.key, self.facts[job.task.name], reason)
+                job.record = record_failure(job.config, job.key, self.facts[job.task.name], str(error))
             if job.record is None:  # another sweep was faster
                 self.waiting.append(job)
             else:
@@ -227,10 +226,9 @@ def make_run(config: FinetuningConfig, key: str, facts: Facts, place: Place) -> 
     """Make one run and return its record, also of a failure; None if another sweep is making the run."""
     _enter(config, place)
     _hide_gpus_unless_given()
+    # Ray calls this again after the death of a worker, which on another machine still seems to hold the lease.
     lease = open_lease(config.save_folder, key)
-    try:
-        lease.acquire()
-    except Timeout:
+    if not take(lease):
         return None
     try:
         record = finetune(config, config.sweep.gpus_per_run if ray.get_gpu_ids() else 1.0)

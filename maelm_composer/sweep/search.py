@@ -132,15 +132,20 @@ def run_cost(config: FinetuningConfig, epochs: float, training: float, evaluatio
 def select_point(records: Sequence[Finetuning]) -> Point | None:
     """The best point of one task's records; None if no run finished.
 
-    The best point has the most seeds, then the highest median score, then the lowest learning rate, the smallest batch,
-    the fewest epochs and the shortest warm-up. The rule selects the same point from a grid on one seed, from that grid
-    with the best point's other seeds, and from a full grid.
+    The best point has the most seeds, then the highest median score over the seeds that all points have, then the
+    lowest learning rate, the smallest batch, the fewest epochs and the shortest warm-up. So a grid on one seed has the
+    same best point with and without the runs on other seeds, also where these are of two points because the first best
+    one was beaten by a run that had failed at first.
     """
     scores: dict[Point, dict[int, float]] = defaultdict(dict)
     for record in records:
         if isinstance(record, FinetuningRecord):
             scores[record.point][record.seed] = record.score
-    merits = {point: (len(of_point), median(of_point.values())) for point, of_point in scores.items()}
+    shared = set.intersection(*map(set, scores.values())) if scores else set()
+    merits = {
+        point: (len(of_point), median(of_point[seed] for seed in shared or of_point))
+        for point, of_point in scores.items()
+    }
     return min((point for point in merits if merits[point] == max(merits.values())), default=None)
 
 

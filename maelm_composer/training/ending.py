@@ -15,11 +15,11 @@ import torch
 from composer.devices import Device
 from composer.utils import dist
 
+from maelm_composer.checkpoints.find import read_record
 from maelm_composer.device import LESS_MEMORY
 from maelm_composer.errors import InputError, explain
 from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining
 from maelm_composer.training.run_folder import RunFolder
-from maelm_composer.training.run_record import read_record
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILED = 1 << 8  # larger than every signal's number

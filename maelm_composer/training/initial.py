@@ -19,8 +19,14 @@ from maelm_composer.model.maelm import MaskedLanguageModel
 from maelm_composer.records import EncoderIdentity
 
 # Settings in which a model may differ from the model whose weights it takes.
-_FREE = {'hidden_dropout_prob', 'attention_probs_dropout_prob', 'initializer_range', 'head_bias_init', 'decoder'}
-_FREE |= {'relative_position_init'}
+_FREE = {
+    'hidden_dropout_prob',
+    'attention_probs_dropout_prob',
+    'initializer_range',
+    'head_bias_init',
+    'relative_position_init',
+    'decoder',
+}
 _RELATIVE = {'relative_position_max_distance', 'relative_position_function'}  # of both stacks, if one has buckets
 
 

@@ -87,18 +87,23 @@ def raise_on_all_ranks() -> Iterator[None]:
 class FailureBoard:
     """Where a rank that fails leaves its line for the other nodes, whose collectives of NCCL would wait for that rank.
 
-    The board is the store through which torch's ranks have met.
+    The board is the store through which torch's ranks have met. On one node it stays empty.
     """
 
     def __init__(self) -> None:
-        self._store: Any = torch.distributed.distributed_c10d._get_default_store()
+        self.is_needed = dist.get_world_size() > dist.get_local_world_size()
+        self._store: Any = torch.distributed.distributed_c10d._get_default_store() if self.is_needed else None
 
     def tell(self, line: str) -> None:
+        if not self.is_needed:
+            return
         with contextlib.suppress(torch.distributed.DistError):  # rank 0, which keeps the store, has ended
             self._store.set(FAILURE, f'{dist.get_node_rank()} {line}')
 
     def read(self) -> str | None:
         """What ended a rank of another node; None if no such rank has failed."""
+        if not self.is_needed:
+            return None
         node, line = '0', 'its first rank has ended'
         with contextlib.suppress(torch.distributed.DistError):
             if not self._store.check([FAILURE]):
@@ -124,7 +129,7 @@ class RankWatch:
 
     def __init__(self) -> None:
         self._launcher = os.getppid()
-        self._board = FailureBoard() if dist.get_world_size() > dist.get_local_world_size() else None
+        self._board = FailureBoard()
         self._ranks: dict[int, int] = {}  # by file descriptor
         pids = dist.all_gather_object((dist.get_node_rank(), os.getpid()))
         with contextlib.suppress(AttributeError, OSError):  # not Linux, or a container that forbids the call
@@ -154,11 +159,11 @@ class RankWatch:
                 with one_at_a_time:
                     if not (is_over.is_set() or has_acted.is_set()):
                         has_acted.set()
-                        if self._board is not None and self._board.read() is not None:
+                        if self._board.read() is not None:
                             os._exit(2)  # the other rank of this node has printed the line
                         left = {dist.get_global_rank(), *self._ranks.values()} - set(ended)
                         speaks = min(left) == dist.get_global_rank() and os.getppid() == self._launcher
-                        act(ended[0], speaks, self._board.tell if self._board is not None else _tell_nobody)
+                        act(ended[0], speaks, self._board.tell)
             return bool(ended)
 
         def keep_looking() -> None:
@@ -174,16 +179,15 @@ class RankWatch:
         if self._ranks:
             threading.Thread(target=keep_looking, daemon=True).start()
             signal.signal(signal.SIGTERM, end_unless_a_rank_has)
-        if self._board is not None and dist.get_local_rank() == 0:
+        if self._board.is_needed and dist.get_local_rank() == 0:
             threading.Thread(target=self._board.watch, args=(is_over,), daemon=True).start()
         try:
             yield
             dist.barrier()  # no rank ends while another one still looks
         except Exception as error:
-            if self._board is not None:
-                if (line := self._board.read()) is not None and not isinstance(error, InputError):
-                    raise InputError(line) from None
-                self._board.tell(explain(error) or type(error).__name__)
+            if (line := self._board.read()) is not None and not isinstance(error, InputError):
+                raise InputError(line) from None
+            self._board.tell(explain(error) or type(error).__name__)
             if self._ranks and not isinstance(error, InputError):
                 look(1000 * (SECONDS_TO_END if _is_lost_connection(error) else 2))
             raise
@@ -191,10 +195,6 @@ class RankWatch:
             is_over.set()
             if self._ranks:
                 signal.signal(signal.SIGTERM, previous)
-
-
-def _tell_nobody(line: str) -> None:
-    """For a run on one machine."""
 
 
 def _is_lost_connection(error: Exception) -> bool:

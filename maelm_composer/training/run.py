@@ -15,6 +15,7 @@ from composer.utils.parallelism import FSDP2Config, ParallelismConfig
 from rich.console import Console
 from rich.table import Table
 
+from maelm_composer.checkpoints.find import read_record
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.dataset import cache_folder
@@ -59,7 +60,6 @@ from maelm_composer.training.run_record import (
     assert_same_validation,
     finish_record,
     identify,
-    read_record,
 )
 
 

@@ -4,19 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from maelm_composer.checkpoints.find import EncoderFolder, read_latest, read_recipe
-from maelm_composer.checkpoints.names import RECORD
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import load_manifest
-from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import to_plain
-from maelm_composer.records import (
-    CONTENT_HASH,
-    Pretraining,
-    PretrainingRecord,
-    UnfinishedPretraining,
-    parse_pretraining,
-)
+from maelm_composer.records import CONTENT_HASH, Pretraining, PretrainingRecord, UnfinishedPretraining
 from maelm_composer.training.plan import Plan, count_samples
 
 MAX_SAMPLES, EXTENDS = 'training.max_samples', 'training.extends'
@@ -37,17 +29,6 @@ def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
 def is_run_of(record: Pretraining, config: PretrainingConfig) -> bool:
     """Whether ``record`` is of this recipe, on any data."""
     return record.identity == identify(config, record.data_hash)
-
-
-def read_record(folder: str) -> Pretraining | None:
-    """The record in ``folder``, local or s3://; None if no run has begun there.
-
-    Raises:
-        InputError: the file is no pretraining record.
-    """
-    url = join(folder, RECORD)
-    content = read_file(url)
-    return None if content is None else parse_pretraining(content, url)
 
 
 def assert_same_run(folder: str, record: Pretraining | None, identity: dict[str, Any]) -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from maelm_composer.checkpoints.find import read_record
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.storage import is_s3, join
 from maelm_composer.errors import InputError
 from maelm_composer.files import is_locked
 from maelm_composer.records import PretrainingRecord, UnfinishedPretraining
-from maelm_composer.training.run_record import read_record
 
 
 def print_runs(folders: Sequence[str]) -> None:

@@ -1,18 +1,20 @@
 """Only one process holds a lease, and none after its death; a machine that does not share the folder makes no run."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from filelock import Timeout
 
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError
-from maelm_composer.sweep.lease import is_free, open_lease
+from maelm_composer.sweep.lease import is_free, open_lease, take
 from maelm_composer.sweep.run import Place, choose_precision
 
 HOLD = """
@@ -81,6 +83,36 @@ def test_another_hosts_lease_ends_once_it_is_not_refreshed(folder, holder, monke
     assert not is_free(lease)  # refreshed in between
     time.sleep(0.6)
     assert is_free(lease)
+
+
+@pytest.fixture
+def without_exchange(monkeypatch):
+    """A folder as on NFS, where two names cannot be exchanged in one step."""
+    monkeypatch.setattr('filelock._util._rename_call', lambda: ((lambda *_: errno.EINVAL), 2))
+
+
+def test_a_killed_process_holds_nothing_for_long_on_nfs(folder, holder, monkeypatch, without_exchange):
+    lease = open_lease(folder, 'run')
+    assert not is_free(lease)
+    holder.kill()
+    holder.wait()
+    assert not is_free(lease)
+    monkeypatch.setattr('maelm_composer.sweep.lease.LEASE_SECONDS', 0)
+    assert is_free(lease)
+    assert not any(Path(folder).iterdir())
+
+
+def test_a_lease_is_taken_from_a_dead_holder_and_left_to_a_living_one(folder, holder, monkeypatch, without_exchange):
+    monkeypatch.setattr('maelm_composer.sweep.lease.SECONDS_BETWEEN_LOOKS', 0.05)
+    refresh = Timer(0.5, Path(folder, '.run.lease').touch)
+    refresh.start()
+    lease = open_lease(folder, 'run')
+    assert not take(lease)
+    assert not refresh.is_alive()  # nothing is known before
+    holder.kill()
+    monkeypatch.setattr('maelm_composer.sweep.lease.LEASE_SECONDS', 0.5)
+    assert take(lease)
+    lease.release()
 
 
 def test_of_many_processes_one_gets_it(folder):

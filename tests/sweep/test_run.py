@@ -251,7 +251,7 @@ def test_a_run_whose_worker_dies_too_often_is_named_and_made_by_the_next_call(un
     result = sweep(recipe(*overrides))
     assert not killer.is_alive()
     (failure,) = result.failures
-    assert failure.error.startswith('its worker was lost on every try')
+    assert failure.error.startswith('a worker was lost on every try')
     assert count_finished('lost') >= 5 - 2  # the best point may have been lost, and so be another's
     assert sweep(recipe(*overrides)).failures == []
     wanted = {key: value for key, value in outcomes('undisturbed').items() if key.startswith('cola')}

@@ -185,6 +185,13 @@ def test_ties_and_failures_do_not_depend_on_the_order_of_the_records():
     assert (result.point, result.records, result.finished) == (None, [], [])
 
 
+def test_a_point_that_was_beaten_after_its_repeats_stays_beaten():
+    beaten = [make_record(0.7, (2e-5, 16, 2, 0.06), seed) for seed in range(1, 6)]
+    best = [make_record(score, (3e-5, 16, 2, 0.06), seed) for seed, score in enumerate([0.75, *[0.62] * 4], start=1)]
+    records = [*beaten, *best, make_record(0.6, (4e-5, 16, 2, 0.06), 1)]
+    assert select_point(records) == conclude(make_config(), find_task('rte'), records).point == Point(3e-5, 16, 2, 0.06)
+
+
 def test_avg_counts_mnli_matched_once_and_needs_all_eight():
     medians = dict(zip(GLUE, [0.844, 0.917, 0.918, 0.934, 0.631, 0.769, 0.89, 0.88], strict=True))
     tasks = [TaskResult(find_task(name), None, [make_record(score)], [], 1) for name, score in medians.items()]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from maelm_composer.checkpoints.find import read_record
 from maelm_composer.cli import runs as compare_runs
 from maelm_composer.errors import InputError
 from maelm_composer.files import is_locked, lock_folder
@@ -22,7 +23,6 @@ from maelm_composer.records import load_record, parse_pretraining
 from maelm_composer.training import checkpoints
 from maelm_composer.training.ending import STOP_SIGNALS, StopSignals, follow_trainer
 from maelm_composer.training.run import _Run, pretrain
-from maelm_composer.training.run_record import read_record
 from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
 
 # So many samples that a poll does not come after the end.

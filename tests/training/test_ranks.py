@@ -15,10 +15,10 @@ import pytest
 import torch
 from composer.utils import dist
 
+from maelm_composer.checkpoints.find import read_record
 from maelm_composer.errors import InputError
 from maelm_composer.training.ending import end_before_training
 from maelm_composer.training.processes import RankWatch, start_rank
-from maelm_composer.training.run_record import read_record
 from tests.tiny import find_free_port
 from tests.training.conftest import ISOLATED, count_rows, two_machines
 
