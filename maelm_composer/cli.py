@@ -5,6 +5,7 @@
 import glob
 import platform
 import time
+from dataclasses import replace
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
@@ -146,13 +147,12 @@ def runs(
 @app.command()
 def sweep(recipe: Recipe) -> None:
     """Fine-tune a checkpoint on the tasks of a recipe (yamls/finetune/): a grid, then its best point on more seeds."""
-    files, values = split_arguments(recipe)
-    config = load_config(FinetuningConfig, files, values)
+    config = load_config(FinetuningConfig, *split_arguments(recipe))
     warn_of_untested_torch()
     from maelm_composer.sweep.run import sweep_and_print
     from maelm_composer.sweep.search import refuse_searched
 
-    refuse_searched(config, values)
+    refuse_searched(config, recipe)
     raise typer.Exit(sweep_and_print(config))
 
 
@@ -165,13 +165,14 @@ def compare(first: Checkpoint, second: Checkpoint, recipe: Recipe) -> None:
     files, values = split_arguments(recipe)
     if given := [value for value in values if value.startswith('checkpoint=')]:
         raise InputError(f'{given[0]}: the two encoders are compared; leave this out')
-    configs = [load_config(FinetuningConfig, files, [*values, f'checkpoint={name}']) for name in (first, second)]
+    # A name is no YAML: a folder may be called 'run #2'.
+    config = load_config(FinetuningConfig, files, [*values, 'checkpoint=unknown'])
     warn_of_untested_torch()
     from maelm_composer.suite.compare import compare_and_print
     from maelm_composer.sweep.search import refuse_searched
 
-    refuse_searched(configs[0], values)
-    raise typer.Exit(compare_and_print(*configs))
+    refuse_searched(config, recipe)
+    raise typer.Exit(compare_and_print(*(replace(config, checkpoint=name) for name in (first, second))))
 
 
 @app.command()
@@ -235,6 +236,7 @@ def rank(
     checkpoint: Checkpoint,
     data: Annotated[str | None, typer.Option(help='Folder of shards; default: those of the pretraining.')] = None,
     text: Annotated[list[str] | None, typer.Option(help='Text files in place of shards: a glob; repeatable.')] = None,
+    text_column: Annotated[str, typer.Option(help='Column of the text in .jsonl and .parquet files.')] = 'text',
     max_tokens: Annotated[int, typer.Option(help='Number of real tokens to read.')] = 5_000_000,
     centered: Annotated[bool, typer.Option(help='Subtract the mean row first, unlike the paper.')] = False,
     precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
@@ -246,7 +248,9 @@ def rank(
 
     options = RankOptions(max_tokens=max_tokens, centered=centered, precision=_choose(Precision, precision))
     kind = _choose(Implementation, implementation)
-    record = analyze_ranks(checkpoint, options, data=data, text=text or (), implementation=kind, folder=folder)
+    record = analyze_ranks(
+        checkpoint, options, data=data, text=text or (), text_column=text_column, implementation=kind, folder=folder
+    )
     print_ranks(record)
     print(f'record: {Path(folder or find_rank_folder(checkpoint), record.key)}.json')
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 
 from maelm_composer.errors import InputError
 
@@ -24,10 +23,10 @@ SECONDS_TO_WAIT = 1  # for a lock before giving up, since :func:`is_locked` hold
 WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # of a file system that has none
 
 
-def assert_local(path: str | Path, name: str) -> None:
+def assert_local(path: str | Path, name: str, kind: str = 'folder') -> None:
     """Raise InputError if ``path`` is an address such as s3://bucket, also if Path made it s3:/bucket."""
     if re.match(r'[a-z][a-z0-9+.-]*:/', str(path)):
-        raise InputError(f'{name} {path}: must be a local or shared folder')
+        raise InputError(f'{name} {path}: must be a local or shared {kind}')
 
 
 def assert_writable(folder: Path) -> None:
@@ -134,11 +133,11 @@ def hash_file(path: str | Path, algorithm: str = 'sha256') -> str:
 
 
 @contextlib.contextmanager
-def writing_tensors(path: Path) -> Iterator[None]:
-    """Turn a SafetensorError about the system, as on a full disk, into the OSError that other writers raise."""
+def raising_os_errors(path: Path) -> Iterator[None]:
+    """Turn an error of safetensors or tokenizers about the system, as on a full disk, into an OSError on ``path``."""
     try:
         yield
-    except SafetensorError as error:
+    except Exception as error:  # the class that the tokenizers library raises
         number = re.search(r'\(os error (\d+)\)', str(error))
         if number is None:
             raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit  # the inverse of Student's t distribution function
 
-LEVEL = 0.95
+ALPHA = 0.05  # of tests; intervals cover the rest, 95 %
 POWER = 0.80
 EQUAL = 1e-9  # values that differ by less, absolutely or relatively, are equal but for floating-point rounding
 
@@ -72,7 +72,7 @@ def estimate_contrast(
     def reach(tail: float) -> float:
         return max(_reach(of_seeds + of_examples_alone, tail), _reach(of_examples, tail))
 
-    half = reach((1 - LEVEL) / 2)
+    half = reach(ALPHA / 2)
     least = EQUAL * max(1.0, *(abs(sample).max() for sample in samples))
     if not least < half < math.inf:  # equal values are no certainty about the mean; influences may have overflowed
         return MeanInterval(mean, None, None, None, None)

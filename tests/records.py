@@ -28,6 +28,11 @@ def make_running(run_name: str) -> dict:
     }
 
 
+def make_failed(run_name: str, seed: int, ending: str) -> dict:
+    record = make_running(run_name)
+    return record | {'status': 'failed', 'ending': ending, 'identity': record['identity'] | {'seed': seed}}
+
+
 def make_pretraining(run_name: str, **changes: object) -> dict:
     return make_running(run_name) | {
         'status': 'finished',

@@ -15,7 +15,7 @@ from maelm_composer.analysis.measures import THRESHOLD, Gram, RankOneResidual, m
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text, iterate_views
 from maelm_composer.checkpoints.find import find_encoder, read_recipe
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
-from maelm_composer.config import DataConfig, Implementation, Precision
+from maelm_composer.config import DataConfig, Implementation, Precision, SourceConfig
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.storage import is_s3
 from maelm_composer.device import find_device, keep_freed_memory, name_device
@@ -26,6 +26,7 @@ from maelm_composer.recipe import to_plain
 from maelm_composer.records import LayerRanks, RankRecord, collect_provenance, load_record, parse_rank, write_record
 
 RANKS = 'ranks'
+HUGGING_FACE_STATES = 2  # part of the key: version 1 took the last layer of some encoders before their final norm
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def analyze_ranks(
     *,
     data: str | None = None,
     text: Sequence[str] = (),
+    text_column: str = SourceConfig.text_column,
     implementation: Implementation = Implementation.auto,
     folder: str | None = None,
 ) -> RankRecord:
@@ -65,6 +67,7 @@ def analyze_ranks(
         checkpoint: as in :func:`load_pretrained`.
         data: shards with the validation rows to read; default: those of the checkpoint's recipe.
         text: globs of text files to read instead of shards.
+        text_column: of .jsonl and .parquet files.
         folder: default: that of :func:`find_rank_folder`. A record in ./ranks/, where earlier versions wrote, is copied
             there.
 
@@ -74,19 +77,23 @@ def analyze_ranks(
     """
     if data is not None and text:
         raise InputError(f'both shards ({data}) and text files ({", ".join(text)}) are given: choose one')
+    if text_column != SourceConfig.text_column and not text:
+        raise InputError(f'--text-column {text_column} is for text files: give --text')
     if folder is not None:
         assert_local(folder, '--folder')
     for name in ('mlm_probability', 'threshold'):
         if not 0 < getattr(options, name) < 1:
             raise InputError(f'{name} {getattr(options, name)}: must be between 0 and 1')
     pretrained = load_pretrained(checkpoint, implementation)
-    source = _find_rows(pretrained, checkpoint, data, text)
+    source = _find_rows(pretrained, checkpoint, data, text, text_column)
     home = folder or find_rank_folder(checkpoint)
     choice = choose_in(Path(home), options.precision, '--precision')
     tell(choice.notice)
     options = dataclasses.replace(options, precision=choice.precision)
     plain = to_plain(options)
     decisive = [pretrained.identity.hash, pretrained.identity.implementation, source.identity['hash'], plain]
+    if pretrained.identity.implementation == 'huggingface':
+        decisive.append(HUGGING_FACE_STATES)
     key = hash_json(decisive)[:16]
     path = Path(home, f'{key}.json')
     of_encoder = {'checkpoint': pretrained.identity}  # of equal weights, perhaps made or moved again
@@ -123,9 +130,11 @@ def find_rank_folder(checkpoint: str) -> str:
     return RANKS if is_s3(home) else str(Path(home, RANKS))
 
 
-def _find_rows(pretrained: Pretrained, checkpoint: str, data: str | None, text: Sequence[str]) -> RowSource:
+def _find_rows(
+    pretrained: Pretrained, checkpoint: str, data: str | None, text: Sequence[str], text_column: str
+) -> RowSource:
     if text:
-        return find_text(text, pretrained.tokenizer, pretrained.max_seq_len)
+        return find_text(text, pretrained.tokenizer, pretrained.max_seq_len, text_column)
     if data is not None:
         return find_shards(DataConfig(remote=data), pretrained.tokenizer, pretrained.max_seq_len)
     found = find_encoder(checkpoint)

@@ -72,17 +72,23 @@ def find_shards(config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_seq_
     return RowSource(identity, open_rows, manifest.vocab_size, np.arange(manifest.vocab_size))
 
 
-def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_seq_len: int) -> RowSource:
+def find_text(
+    patterns: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast,
+    max_seq_len: int,
+    column: str = SourceConfig.text_column,
+) -> RowSource:
     """Rows packed from .txt, .jsonl and .parquet files as ``maelm shards`` packs them, with any fast tokenizer.
 
     Args:
         patterns: globs of the files.
+        column: of .jsonl and .parquet files.
 
     Raises:
-        InputError: a glob has no match, a file is unreadable, or the tokenizer lacks one of [CLS], [PAD], [SEP] and
-            [MASK].
+        InputError: a glob has no match, a file is unreadable, it has no such column, or the tokenizer lacks one of
+            [CLS], [PAD], [SEP] and [MASK].
     """
-    source = SourceConfig(kind=SourceKind.files, paths=list(patterns))
+    source = SourceConfig(kind=SourceKind.files, paths=list(patterns), text_column=column)
     length = min(max_seq_len, LONGEST_TEXT_ROW)
     specials = {CLS_ID: 'cls_token', PAD_ID: 'pad_token', SEP_ID: 'sep_token', -1: 'mask_token'}
     # The tokenizer's ids are shifted past our leading special ids, so that no piece has the id of a special token.
@@ -107,6 +113,7 @@ def find_text(patterns: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_s
     files = find_files(source)
     pieces = hashlib.sha256(backend.to_str().encode()).hexdigest()
     facts = [length, CHARACTERS_PER_PACK, pieces, [hash_file(file) for file in files]]
+    facts += [column] if column != SourceConfig.text_column else []  # records of earlier versions have no column
     names = [Path(file).name for file in files]
     identity = {'kind': 'text', 'files': names, 'row_length': length, 'hash': hash_json(facts)}
     return RowSource(identity, open_rows, len(model_ids), model_ids)

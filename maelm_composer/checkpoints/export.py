@@ -21,7 +21,7 @@ from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pr
 from maelm_composer.data.storage import is_s3
 from maelm_composer.data.tokenizer import make_template, write_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.files import apply_umask, assert_local, writing_folder, writing_tensors
+from maelm_composer.files import apply_umask, assert_local, raising_os_errors, writing_folder
 from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, SPAN
 from maelm_composer.tasks.examples import SPECIALS_OF_PAIR
 
@@ -124,7 +124,7 @@ def _write_folder(found: EncoderFolder, folder: Path) -> None:
         tokenizer.backend_tokenizer.encode_special_tokens = False
     if tokenizer.num_special_tokens_to_add(pair=True) != SPECIALS_OF_PAIR:  # BERT's has one [SEP] within a pair
         tokenizer = _set_to_our_rows(tokenizer)
-    with hide_bars(), writing_tensors(folder / WEIGHTS):
+    with hide_bars(), raising_os_errors(folder / WEIGHTS):
         model.save_pretrained(folder, safe_serialization=True)
     write_tokenizer(tokenizer, folder)
     apply_umask(folder / WEIGHTS)

@@ -70,9 +70,12 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
             fine-tuned model.
 
     Raises:
-        InputError: the run has no checkpoint, a checkpoint has no weights, or the s3:// address is empty.
+        InputError: the name is empty, the run has no checkpoint, a checkpoint has no weights, or the s3:// address is
+            empty.
     """
-    uri = checkpoint.rstrip('/')
+    if not checkpoint:  # of an unset variable of the shell
+        raise InputError('the checkpoint is an empty name: name a run folder or a checkpoint')
+    uri = checkpoint.rstrip('/') or '/'
     is_remote = is_s3(uri)
     if not is_remote and os.path.basename(uri) in ('.', '..'):
         uri = os.path.abspath(uri)  # the parent of a checkpoint is its run

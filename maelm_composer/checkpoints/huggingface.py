@@ -147,6 +147,11 @@ def is_text_encoder(model: PreTrainedModel) -> bool:
     return is_sized and 'attention_mask' in inspect.signature(model.forward).parameters
 
 
+def has_global_attention(model: nn.Module) -> bool:
+    """Whether ``model`` is a Longformer, whose tokens attend to their neighbours and to chosen tokens alone."""
+    return 'global_attention_mask' in inspect.signature(model.forward).parameters
+
+
 def _pairs(num_layers: int, is_mpnet: bool) -> Iterator[tuple[str, list[str]]]:
     """Our name of each parameter but the position tables, and Hugging Face's names of its parts in order (rows)."""
     yield 'token_embeddings.weight', ['embeddings.word_embeddings.weight']
@@ -163,6 +168,7 @@ class HuggingFaceEncoder(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.has_global_attention = has_global_attention(model)
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, predicted_index: Tensor | None = None
@@ -177,12 +183,16 @@ class HuggingFaceEncoder(nn.Module):
 
     def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
         """(B, S) inputs -> the output of the embeddings and then of each layer, (B, S, D) each."""
-        yield from self._run(input_ids, position_ids, segment_ids, output_hidden_states=True).hidden_states
+        outputs = self._run(input_ids, position_ids, segment_ids, output_hidden_states=True)
+        yield from outputs.hidden_states[:-1]
+        yield outputs.last_hidden_state  # of ModernBERT, hidden_states[-1] is before the final norm
 
-    def _run(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, **options: bool) -> Any:
+    def _run(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, **options: Any) -> Any:
         """The model's outputs. The model numbers positions itself and attends across a whole row."""
         is_real = segment_ids != 0
         in_order = torch.arange(position_ids.shape[1], device=position_ids.device)
         if (is_real & ((segment_ids != 1) | (position_ids != in_order))).any():
             raise InputError('a Hugging Face encoder reads one whole sequence per row: no packing, no omitted tokens')
+        if self.has_global_attention:  # as Longformer's own classifier; without it no token sees a whole long row
+            options['global_attention_mask'] = (in_order == 0).long().expand_as(input_ids)
         return self.model(input_ids=input_ids, attention_mask=is_real.long(), **options)

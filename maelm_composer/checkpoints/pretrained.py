@@ -20,7 +20,14 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig,
 from transformers.utils import logging
 
 from maelm_composer.checkpoints import huggingface
-from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, read_model_config, read_recipe, read_weights
+from maelm_composer.checkpoints.find import (
+    HUGGING_FACE_CONFIG,
+    EncoderFolder,
+    find_encoder,
+    read_model_config,
+    read_recipe,
+    read_weights,
+)
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig, MaelmModel
 from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
 from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, read_tokenizer_files
@@ -154,7 +161,12 @@ def place_encoder(model: Module, device: torch.device) -> Module:
 def _load_huggingface(name: str, implementation: Implementation, dropout: float | None) -> Pretrained:
     if not Path(name).exists() and not HUB_NAME.fullmatch(name):
         raise InputError(f'{name}: there is no such checkpoint')
-    with _one_line(name), torch.random.fork_rng(devices=[]):
+    if Path(name).is_dir() and not Path(name, HUGGING_FACE_CONFIG).exists():
+        raise InputError(f'{name} holds neither a run, a checkpoint nor a Hugging Face model: name one of its folders')
+    with (
+        _one_line(f'{name}: neither a checkpoint of ours nor a Hugging Face encoder'),
+        torch.random.fork_rng(devices=[]),
+    ):
         settings, _ = PretrainedConfig.get_config_dict(name)
         is_maelm = settings.get('model_type') == MaelmConfig.model_type
         config_class: Any = MaelmConfig if is_maelm else AutoConfig
@@ -168,6 +180,8 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         model, info = model_class.from_pretrained(
             name, config=theirs, output_loading_info=True, torch_dtype=torch.float32, **NO_CODE
         )
+    remedy = f'save its {TOKENIZER_FILE} there, or install sentencepiece, which reads its spm.model'
+    with _one_line(f'{name}: its tokenizer cannot be read as a fast one; {remedy}'):
         tokenizer = AutoTokenizer.from_pretrained(name, config=theirs, use_fast=True, **NO_CODE)
     if missing := [key for key in info['missing_keys'] if not key.startswith(huggingface.POOLER)]:
         raise InputError(
@@ -181,6 +195,8 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         raise InputError(f'{name}: the tokenizer lacks cls_token, sep_token or pad_token')
     if len(tokenizer) > theirs.vocab_size:
         raise InputError(f'{name} has {len(tokenizer)} tokens, its model only {theirs.vocab_size}')
+    if huggingface.has_global_attention(model):  # which no token had in the records of earlier versions
+        architecture['global_attention'] = 'first token'
     offset, obstacle = huggingface.find_position_offset(model), huggingface.explain_unsupported(theirs)
     if obstacle is None and offset not in (0, tokenizer.pad_token_id + 1):  # a token of that id would get no position
         obstacle = f'it takes id {offset - 1} for padding, its tokenizer {tokenizer.pad_token_id}'
@@ -270,7 +286,7 @@ def hide_bars() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_line(name: str) -> Iterator[None]:
+def _one_line(problem: str) -> Iterator[None]:
     """Turn the exceptions of Transformers into an InputError of one line, and silence its warnings of missing heads."""
     verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
     logging.set_verbosity_error()
@@ -281,8 +297,8 @@ def _one_line(name: str) -> Iterator[None]:
     except (InputError, MemoryError):
         raise
     except Exception as error:  # the class with which the tokenizers library refuses a file
-        found = f'{name}: neither a checkpoint of ours nor a Hugging Face encoder'
-        raise InputError(f'{found}: {first_line(error)}') from None
+        reason, *_ = first_line(error).split(', or contain one of')  # a list of all model types
+        raise InputError(f'{problem}: {reason}') from None
     finally:
         logging.set_verbosity(verbosity)
         hub_logging.set_verbosity(hub_verbosity)

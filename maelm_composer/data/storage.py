@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -174,14 +175,24 @@ def write_json_file(url: str, plain: dict[str, Any], indent: int | None = None) 
 
 
 def list_names(url: str, recursive: bool = False) -> list[str]:
-    """Sorted names of the files in the folder ``url``, or of all below it; empty if the folder does not exist."""
+    """Sorted names of the files in the folder ``url``, or of all below it; empty if the folder does not exist.
+
+    Raises as :func:`read_file`, and an OSError if a local folder cannot be read.
+    """
     if not is_s3(url):
-        paths = Path(url).glob('**/*' if recursive else '*')
+        # Path.glob would list an unreadable folder as an empty one.
+        found = os.walk(Path(url), onerror=_raise_unless_missing)
+        paths = [Path(folder, name) for folder, _, names in islice(found, None if recursive else 1) for name in names]
         return sorted(str(path.relative_to(url)) for path in paths if path.is_file())
     delimiter = {} if recursive else {'Delimiter': '/'}
     with _s3(join(url, '')) as (client, bucket, prefix):
         pages = client.get_paginator('list_objects_v2').paginate(Bucket=bucket, Prefix=prefix, **delimiter)
         return sorted(item['Key'][len(prefix) :] for page in pages for item in page.get('Contents', []))
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
 
 
 def write_folder(url: str, folder: Path) -> None:

@@ -23,7 +23,7 @@ from maelm_composer.data.manifest import (
 )
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.errors import InputError
-from maelm_composer.files import hash_file, hash_json, parse_json
+from maelm_composer.files import hash_file, hash_json, parse_json, raising_os_errors
 from maelm_composer.recipe import to_plain
 
 *LEADING_SPECIALS, MASK = SPECIAL_TOKENS
@@ -166,7 +166,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_seq_len: int) -> None
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Save a Hugging Face ``tokenizer`` so that Transformers 4 and 5 load it."""
-    tokenizer.save_pretrained(folder)
+    with raising_os_errors(folder / TOKENIZER_FILE):
+        tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
     settings = json.loads(path.read_text(encoding='utf-8'))
     if settings['tokenizer_class'] == 'TokenizersBackend':  # the class's name in Transformers 5, unknown to 4

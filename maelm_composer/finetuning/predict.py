@@ -10,7 +10,7 @@ from maelm_composer.checkpoints.pretrained import load_pretrained, place_encoder
 from maelm_composer.config import Precision, SpanConfig, TaskKind
 from maelm_composer.device import explain_shortage, find_device
 from maelm_composer.errors import InputError
-from maelm_composer.files import assert_writable, write_text
+from maelm_composer.files import assert_local, assert_writable, write_text
 from maelm_composer.finetuning.evaluation import read_scores
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE, predict
 from maelm_composer.finetuning.model import FinetuningModel
@@ -40,8 +40,10 @@ def predict_file(
         batch_size: rows in one forward pass; fewer need less memory.
 
     Raises:
-        InputError: the model or the file cannot be read, the format is not the task's, or the memory does not suffice.
+        InputError: the model or the file cannot be read, the format is not the task's, ``target`` is an address such
+            as s3://bucket/out.jsonl, or the memory does not suffice.
     """
+    assert_local(target, 'the predictions', 'file')
     found = find_encoder(saved_model)
     if found is None or found.run is not None:
         raise InputError(f'{saved_model} is no fine-tuned model: make one with saves_model=true')

@@ -222,7 +222,7 @@ OWN = Artefact(
 RECIPES = Artefact(
     'recipes',
     'Other recipes: the lead in rank, by encoder + decoder layers and the settings that the ladder does not have',
-    'MAE-LM uses more dimensions for real tokens, whatever the recipe',
+    'MAE-LM uses more dimensions for real tokens, whatever the recipe (our question)',
     (),
 )
 LADDERS = {

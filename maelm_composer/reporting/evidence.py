@@ -17,6 +17,7 @@ from maelm_composer.records import (
     LayerRanks,
     PretrainingRecord,
     RankRecord,
+    UnfinishedPretraining,
     unpack_numbers,
 )
 from maelm_composer.reporting.artefacts import Column, Model
@@ -39,6 +40,8 @@ class Evidence:
     failures: list[FailedFinetuning]
     ranks: list[RankRecord]
     recipes: dict[str, 'Evidence'] = field(default_factory=dict)  # of a ladder: folder -> runs with other settings
+    # Pretraining runs that ended with an error. One that is stopped or still running counts as not made.
+    failed_runs: list[UnfinishedPretraining] = field(default_factory=list)
 
     def find_runs(self, model: Model | Runs) -> Runs:
         """The finished pretraining runs of ``model``, one for each seed, ordered by seed.
@@ -51,8 +54,22 @@ class Evidence:
         """
         if not isinstance(model, Model):
             return model
-        base = re.escape(model.run_name(self.scale))
-        return order_by_seed([run for name, run in self.runs.items() if re.fullmatch(rf'{base}(-s\d+)?', name)])
+        return order_by_seed([run for name, run in self.runs.items() if self._is_named(model, name)])
+
+    def _is_named(self, model: Model, run_name: str) -> bool:
+        return re.fullmatch(rf'{re.escape(model.run_name(self.scale))}(-s\d+)?', run_name) is not None
+
+    def _note_failed_runs(self, model: Model | Runs) -> list[str]:
+        """The pretraining seeds of ``model`` that failed and have no finished run, in words."""
+        done = {run.seed for run in self.find_runs(model)}
+
+        def is_same(run: UnfinishedPretraining) -> bool:
+            if isinstance(model, Model):
+                return self._is_named(model, run.run_name)
+            return {**run.identity, 'seed': None} == {**model[0].identity, 'seed': None}
+
+        failed = [run for run in self.failed_runs if run.seed not in done and is_same(run)]
+        return [f'pretraining of {run.run_name} failed: {run.ending}' for run in failed]
 
     @cached_property
     def _grouped(self) -> Mapping[tuple[str, str | None, int | None], list[FinetuningRecord]]:
@@ -100,9 +117,9 @@ class Evidence:
                 scores[task] = names[0] if names and first not in names else first
         return scores
 
-    def _note_failures(self, found: Searches) -> list[str]:
-        """The fine-tuning seeds that failed at the points of ``found``, in words."""
-        notes = []
+    def _note_seeds(self, found: Searches) -> list[str]:
+        """The fine-tuning seeds at the points of ``found`` that failed or that some of the runs lack, in words."""
+        notes, most = [], max((len(records) for _, records in found), default=0)
         for run, records in found:
             first, finished = records[0], {record.seed for record in records}
             same = (first.task, first.checkpoint.hash, first.point)
@@ -110,6 +127,8 @@ class Evidence:
             if failed := sorted(tried - finished):
                 which = ', '.join(map(str, failed))
                 notes.append(f'{first.task} from {run.run_name}: fine-tuning seed {which} failed, of {len(tried)}')
+            if len(tried) < most:
+                notes.append(f'{first.task} from {run.run_name}: {len(tried)} of {most} fine-tuning seeds recorded')
         return notes
 
     def score(self, model: Model, column: Column, samples: int | None = None) -> Cell:
@@ -126,7 +145,7 @@ class Evidence:
 
         found = self.select_finetunings(model, column.task, samples)
         values = [(run, records, [*map(read, records)]) for run, records in found]
-        cell = self._gather(model, column.task, values, self._note_failures(found))
+        cell = self._gather(model, column.task, values, self._note_seeds(found))
         metric = column.metric or find_task(column.task).metric
         if cell.missing or not all(metric in r.influences for _, records in found for r in records):
             return cell
@@ -182,8 +201,10 @@ class Evidence:
         layers = range(len(found[0][1].layers) if found else 1)
         values = {i: [(run, [r], [read(r.layers[i])]) for run, r in found] for i in layers}
         is_whole = bool(found) and isinstance(getattr(found[0][1].layers[0], key), int)
-        rounding = WHOLE_NUMBER if is_whole else 0.0
-        return {i: self._gather(model, 'effective rank', of_layer, rounding=rounding) for i, of_layer in values.items()}
+        # The [MASK]s of layer 0, the embeddings, share one token and differ by positions alone: that all seeds have the
+        # rank 1 is no chance of rounding.
+        rounding = {i: WHOLE_NUMBER if is_whole and (key, i) != ('rank_masks', 0) else 0.0 for i in layers}
+        return {i: self._gather(model, 'effective rank', of, rounding=rounding[i]) for i, of in values.items()}
 
     def finetuned_rank(self, model: Model, task: str) -> Cell:
         """Effective rank of the last layer after fine-tuning."""
@@ -193,7 +214,7 @@ class Evidence:
             return Cell(
                 missing=f'the records of {task} from {model.run_name(self.scale)} hold no rank after fine-tuning'
             )
-        return self._gather(model, task, values, self._note_failures(found), WHOLE_NUMBER)
+        return self._gather(model, task, values, self._note_seeds(found), WHOLE_NUMBER)
 
     def finetuned_rank_curve(self, model: Model, task: str) -> dict[float, Cell]:
         """Epoch -> effective rank of the last layer during fine-tuning, for the epochs that every record has.
@@ -209,7 +230,7 @@ class Evidence:
         if not epochs:
             reason = f'the records of {task} from {model.run_name(self.scale)} hold no rank during fine-tuning'
             return {0.0: Cell(missing=reason if found else self.explain_absence(model, task))}
-        notes = self._note_failures(found)
+        notes = self._note_seeds(found)
         by_epoch = {e: [(run, rs, [c[e] for c in of_run]) for run, rs, of_run in curves] for e in sorted(epochs)}
         return {e: self._gather(model, task, values, notes, WHOLE_NUMBER) for e, values in by_epoch.items()}
 
@@ -217,7 +238,8 @@ class Evidence:
         """Why ``model`` has no number of ``what``, a task or a kind of measurement."""
         runs = [run.run_name for run in self.find_runs(model)]
         if isinstance(model, Model) and not runs:
-            return f'no finished pretraining run {model.run_name(self.scale)}'
+            lack = f'no finished pretraining run {model.run_name(self.scale)}'
+            return '; '.join([lack, *self._note_failed_runs(model)])
         return self._explain_lack(what, runs)
 
     def _explain_lack(self, what: str, runs: Sequence[str]) -> str:
@@ -243,12 +265,13 @@ class Evidence:
         if not found:
             return Cell(missing=self.explain_absence(model, what))
         there = {run.run_name for run, *_ in found}
-        lacking = [run.run_name for run in self.find_runs(model) if run.run_name not in there]
+        names = [run.run_name for run in self.find_runs(model)]
+        lacks = [self._explain_lack(what, [name]) for name in names if name not in there]
         return Cell(
             terms=(Term(1.0, {run.seed: values for run, _, values in found}, rounding=rounding),),
             runs=tuple(run for run, *_ in found),
             records=tuple(record for _, records, _ in found for record in records),
-            note='; '.join([*notes, *(self._explain_lack(what, [name]) for name in lacking)]),
+            note='; '.join([*notes, *lacks, *self._note_failed_runs(model)]),
         )
 
 

@@ -93,11 +93,8 @@ def _compare(builder: RowBuilder, cells: Cells, ours: str, theirs: str) -> list[
         claims = builder.claims(unit, *(Claim(gap, name, cell, published, margin) for cell in gaps.values()))
         rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
     if is_paper:
-        slopes = [
-            Claim(f'{gap}, {TREND}', name, _measure_trend(gaps), unit=f'{unit} a decade')
-            for name, (unit, gaps, *_) in differences.items()
-        ]
-        rows += builder.claims(POINTS, *slopes)
+        trends = [_claim_trend(gap, name, unit, gaps) for name, (unit, gaps, *_) in differences.items()]
+        rows += builder.claims(POINTS, *trends)
     return rows
 
 
@@ -160,13 +157,13 @@ NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's nu
 }
 
 
-def _measure_trend(gaps: dict[Rung, Cell]) -> Cell:
+def _claim_trend(gap: str, name: str, unit: str, gaps: dict[Rung, Cell]) -> Claim:
     """The slope of a difference over log10(FLOPs)."""
-    points = [
-        (math.log10(rung.flops), cell)
-        for rung, cell in gaps.items()
-        if (found := cell.estimate) and found.pretraining_seeds >= ENOUGH_SEEDS
-    ]
-    if len(points) < 2:
-        return Cell(missing='a slope needs two rungs of at least three pretraining seeds')
-    return slope(points, are_rungs=True)
+    found = {r: c for r, c in gaps.items() if (each := c.estimate) and each.pretraining_seeds >= ENOUGH_SEEDS}
+    if len(found) < 2:
+        trend, rungs = Cell(missing='a slope needs two rungs of at least three pretraining seeds'), ''
+    else:
+        trend = slope([(math.log10(rung.flops), cell) for rung, cell in found.items()], are_rungs=True)
+        *names, last = [f'{rung.flops:.0e}'.replace('+', '') for rung in found]
+        rungs = f'{", ".join(names)} and {last} FLOPs'
+    return Claim(f'{gap}, {TREND}', name, trend, unit=f'{unit} a decade', rungs=rungs)

@@ -23,6 +23,7 @@ from maelm_composer.records import (
     FinetuningRecord,
     PretrainingRecord,
     RankRecord,
+    UnfinishedPretraining,
     load_folder,
     parse_finetuning,
     parse_pretraining,
@@ -79,6 +80,7 @@ def read_evidence(records: Path, scale: str) -> Evidence:
         finetunings=[record for record in finetunings if isinstance(record, FinetuningRecord)],
         failures=[record for record in finetunings if isinstance(record, FailedFinetuning)],
         ranks=load_folder(records / 'rank', parse_rank),
+        failed_runs=[run for run in found if isinstance(run, UnfinishedPretraining) and run.status == 'failed'],
     )
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import jinja2
 
 from maelm_composer.records import FinetuningRecord, PretrainingRecord
-from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS, find_artefact, label_of
+from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS, RUN_NAMES, find_artefact, label_of
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.ladder import TREND
-from maelm_composer.reporting.rows import CONSTANT, GAP, NOT_COMPARABLE, PERCENT, UNDECIDED, WORDS, Row
-from maelm_composer.statistics import LEVEL
+from maelm_composer.reporting.rows import CONSTANT, GAP, NO_DIFFERENCE, NOT_COMPARABLE, PERCENT, UNDECIDED, WORDS, Row
+from maelm_composer.statistics import ALPHA
 
 CLAIMS = 'claims'  # the name of the figure of all claims
 PROVENANCE = {
@@ -36,7 +36,6 @@ DIGITS = {
     **dict.fromkeys(('tokens', 'samples'), 0),
 }
 MOST_DIGITS = 5
-ALPHA = round(1 - LEVEL, 9)
 CORE_WATTS, GPU_WATTS = 10.0, 700.0  # assumed, of a busy CPU core with its share of the machine, and of an H100 or H200
 
 
@@ -64,12 +63,14 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         'is_signed': is_signed,
         'p_value': format_p,
         'not_comparable': NOT_COMPARABLE,
+        'no_difference': NO_DIFFERENCE,
         'constant': CONSTANT,
     }
     return environment.get_template('page.html.j2').render(
         scale=evidence.scale,
         demo=DEMO,
         setting=PAPER_SETTINGS.get(evidence.scale),
+        shares_runs=evidence.scale in RUN_NAMES,
         findings=_describe_findings(tables),
         models=_describe_models(evidence),
         cost=_describe_cost(evidence),
@@ -183,7 +184,7 @@ def _describe_verdict(word: str, claims: Sequence[Row], total: int) -> str:
 
 
 def _name(row: Row) -> str:
-    return f'{name_claim(row, " at ")} {format_number(row.value, row.unit, is_signed(row))} {name_unit(row)}'
+    return f'{name_claim(row, " at ")} {format_value(row, is_signed(row))} {name_unit(row)}'
 
 
 def name_claim(row: Row, before_x: str) -> str:
@@ -216,19 +217,24 @@ def is_signed(row: Row) -> bool:
 
 
 def format_interval(row: Row) -> str:
-    """``low to high``, with so many digits that a bound beside zero or the margin does not look as if it were there."""
+    """``low to high``, both with the digits of :func:`_count_digits`."""
     if row.low is None or row.high is None:
         return ''
-    bounds, margin = (row.low, row.high), row.margin
-    digits = DIGITS.get(row.unit.removesuffix(' a decade'))
+    digits = _count_digits(row, row.low, row.high)
+    return ' to '.join(format_number(bound, row.unit, digits=digits) for bound in (row.low, row.high))
 
-    def misleads(bound: float) -> bool:
-        is_at_margin = margin is not None and abs(bound) != margin == round(abs(bound), digits)
-        return is_at_margin or (bound != 0 and round(bound, digits) == 0)
 
-    while digits is not None and digits < MOST_DIGITS and any(map(misleads, bounds)):
+def _count_digits(row: Row, *numbers: float) -> int | None:
+    """So many digits that none of ``numbers`` beside zero or the margin of ``row`` looks as if it were there."""
+    margin, digits = row.margin, DIGITS.get(row.unit.removesuffix(' a decade'))
+
+    def misleads(number: float) -> bool:
+        is_at_margin = margin is not None and abs(number) != margin == round(abs(number), digits)
+        return is_at_margin or (number != 0 and round(number, digits) == 0)
+
+    while digits is not None and digits < MOST_DIGITS and any(map(misleads, numbers)):
         digits += 1
-    return ' to '.join(format_number(bound, row.unit, digits=digits) for bound in bounds)
+    return digits
 
 
 def format_p(p: float) -> str:
@@ -239,8 +245,12 @@ def format_p(p: float) -> str:
 
 def format_value(row: Row, is_signed: bool = False) -> str:
     """The value; if it is infinite because some pretraining seeds never arrived, that."""
-    is_never = row.value is not None and math.isinf(row.value)
-    return row.note if is_never and row.note else format_number(row.value, row.unit, is_signed)
+    if row.value is not None and math.isinf(row.value) and row.note:
+        return row.note
+    digits = None  # a whole rank has none after the point
+    if row.is_claim and row.value and row.value % 1 and (row.low or 0.0) * (row.high or 0.0) > 0:
+        digits = _count_digits(row, row.value)  # a difference whose interval excludes zero does not look like zero
+    return format_number(row.value, row.unit, is_signed, digits)
 
 
 def format_number(value: float | None, unit: str, is_signed: bool = False, digits: int | None = None) -> str:

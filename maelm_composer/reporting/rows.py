@@ -6,7 +6,7 @@ docs/schema.md explains the columns.
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, Record
 from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Column, Model
-from maelm_composer.reporting.cells import ENOUGH_SEEDS, Cell, Estimate, subtract
+from maelm_composer.reporting.cells import ENOUGH_SEEDS, Cell, Estimate
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.load import read_csv
-from maelm_composer.statistics import LEVEL, adjust_holm
+from maelm_composer.statistics import ALPHA, adjust_holm
 
 GAP = 'MAE-LM − RoBERTa'
 CONSTANT = 'a constant answer'
@@ -29,6 +29,7 @@ HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no differen
 # A difference within the margin counts as none. Both were fixed before the ladder's first run.
 MARGIN_POINTS = 1.0
 MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
+FEW = {1: 'from one pretraining seed', 2: 'from two pretraining seeds'}  # fewer than ENOUGH_SEEDS
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Claim:
     paper: float | None = None  # the paper's own difference
     margin: float | None = None  # a smaller difference counts as none; None: no such margin, or that of points
     unit: str = ''  # empty: that of the family
+    rungs: str = ''  # of a slope: those that it is computed from
 
 
 @dataclass(frozen=True)
@@ -167,15 +169,10 @@ class RowBuilder:
             if found is not None:
                 margin = MARGIN_POINTS if row.unit == POINTS else claim.margin
                 row, found = replace(row, margin=margin), replace(found, p=adjusted.get(i))
-                verdict = judge_claim(self.scale, found, expects_more, margin, len(tested))
+                verdict = judge_claim(self.scale, found, expects_more, margin, len(tested), claim.rungs)
             # Ranks are not compared below base, whose models have more dimensions.
             rows.append(self.make(row, claim.cell, found, verdict, is_compared=row.unit != RANK))
         return rows
-
-    def claim_more_dimensions(self, column: str, both: Sequence[Cell], published: str = '') -> Claim:
-        """That MAE-LM's rank exceeds RoBERTa's; ``both`` as in BOTH. The margin is a share of RoBERTa's rank."""
-        theirs, ours = both
-        return Claim(GAP, column, subtract(ours, theirs), self.paper_gap(published), self.rank_margin(theirs))
 
     @staticmethod
     def rank_margin(baseline: Cell) -> float | None:
@@ -212,35 +209,44 @@ def judge_value(scale: str, found: Estimate, paper: float | None, digits: int) -
         return NOT_COMPARABLE
     if paper is None:
         return ''
-    if found.low is None or found.high is None:
-        return f"no interval: {found.value - paper:+.3g} from the paper's"
+    if found.low is None or found.high is None or found.pretraining_seeds < ENOUGH_SEEDS:
+        lack = FEW.get(found.pretraining_seeds, 'no interval')
+        return f"{lack}: {found.value - paper:+.3g} from the paper's"
     if round(found.low, digits) <= paper <= round(found.high, digits):
         return "the interval holds the paper's number"
     return f"{'above' if found.value > paper else 'below'} the paper's number, which lies outside the interval"
 
 
-def judge_claim(scale: str, found: Estimate, expects_more: bool, margin: float | None = None, among: int = 1) -> str:
+def judge_claim(
+    scale: str,
+    found: Estimate,
+    expects_more: bool,
+    margin: float | None = None,
+    among: int = 1,
+    rungs: str = '',
+) -> str:
     """The verdict on a difference or a slope; undecided with fewer than ENOUGH_SEEDS pretraining seeds.
 
     Args:
         expects_more: whether the paper claims that it is above zero, or below.
         margin: a difference within it is too small to matter.
         among: the size of the family of claims for which ``found.p`` was corrected by Holm's method.
+        rungs: those that a slope is computed from.
     """
-    sign = 1 if expects_more else -1
+    sign, where = 1 if expects_more else -1, f' over {rungs}' if rungs else ''
     if found.p is None or found.low is None or found.high is None or found.pretraining_seeds < ENOUGH_SEEDS:
         agrees = 'with' if sign * found.value > 0 else 'without'
-        few = {1: 'from one pretraining seed', 2: 'from two pretraining seeds'}
-        why = few.get(found.pretraining_seeds, 'without a variance over the seeds')
-        return qualify(scale, f'{UNDECIDED}: {agrees} the sign of the claim, but {why}')
-    if found.p < 1 - LEVEL:
+        why = FEW.get(found.pretraining_seeds, 'without a variance over the seeds')
+        return qualify(scale, f'{UNDECIDED}: {agrees} the sign of the claim, but {why}{where}')
+    if found.p < ALPHA:
         word = HOLDS if sign * found.value > 0 else FAILS
     elif margin is not None and -margin < found.low <= 0 <= found.high < margin:
         word = NO_DIFFERENCE
     else:
         word = UNDECIDED
-    corrected = f', one of {among} by Holm' if among > 1 else ''
-    return qualify(scale, f'{word}: {found.pretraining_seeds} pretraining seeds{corrected}')
+    # The interval decides that there is no difference, and it is not corrected.
+    corrected = f', one of {among} by Holm' if among > 1 and word != NO_DIFFERENCE else ''
+    return qualify(scale, f'{word}: {found.pretraining_seeds} pretraining seeds{where}{corrected}')
 
 
 def qualify(scale: str, text: str) -> str:

@@ -83,7 +83,9 @@ def build_table3(builder: RowBuilder) -> list[Row]:
         ]
         for model, cell in zip(BOTH, both, strict=True):
             rows.append(builder.value(model.label, column, RANK, cell, builder.paper_of(model, published)))
-        claims.append(builder.claim_more_dimensions(column, both, published))
+        theirs, ours = both
+        paper, margin = builder.paper_gap(published), builder.rank_margin(theirs)
+        claims.append(Claim(GAP, column, subtract(ours, theirs), paper, margin))
     return rows + builder.claims(RANK, *claims)
 
 

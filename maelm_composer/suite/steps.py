@@ -131,7 +131,7 @@ class Suite:
             raise InputError(f'settings of {self.scale}: {ignored[0]}: the suite chooses this itself: leave it out')
         if tasks:
             try:
-                refuse_searched(sweep, pairs)
+                refuse_searched(sweep, self.settings.finetuning)
             except InputError as error:
                 raise InputError(f'settings of {self.scale}: {error}') from None
         return sweep

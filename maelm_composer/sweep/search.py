@@ -9,6 +9,7 @@ from statistics import median
 from maelm_composer.config import EvaluationProtocol, FinetuningConfig, SearchSpace, SelectionProtocol
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import check_names
+from maelm_composer.recipe import read_keys, split_arguments
 from maelm_composer.records import FailedFinetuning, Finetuning, FinetuningRecord, Point
 from maelm_composer.tasks.catalogue import GLUE, SPAN, Task, find_task
 from maelm_composer.training.plan import FORWARD_AND_BACKWARD
@@ -75,13 +76,19 @@ def list_points(config: FinetuningConfig, task: Task) -> list[Point]:
     return list(dict.fromkeys(Point(*combination) for combination in itertools.product(*values)))
 
 
-def refuse_searched(config: FinetuningConfig, pairs: Sequence[str]) -> None:
-    """Refuse ``key=value`` pairs of a command line that a sweep would ignore, since it searches the key's values.
+def refuse_searched(config: FinetuningConfig, entries: Sequence[str]) -> None:
+    """Refuse keys that a sweep would ignore, since it searches their values.
+
+    Args:
+        entries: the files and ``key=value`` pairs of ``config``. A file with a search space of its own may have such
+            keys: they are those of a single run.
 
     Raises:
-        InputError: one is the seed, or a key for which the search space of a task has values.
+        InputError: a pair or a file sets the seed, or a key for which the search space of a task has values.
     """
+    files, pairs = split_arguments(entries)
     given = [pair.partition('=')[0] for pair in pairs]
+    given += [key for file in files if 'sweep.search' not in (keys := read_keys(file)) for key in sorted(keys)]
     if 'seed' in given:
         raise InputError(f'seed: a sweep has its own, sweep.seeds={config.sweep.seeds}: set these')
     for name in (field.name for field in dataclasses.fields(SearchSpace) if field.name in given):

@@ -50,8 +50,9 @@ def build_windows(
     for number, example in enumerate(track(examples, len(examples), 'tokenising', 'questions')):
         if number % TEXTS_AT_ONCE == 0:
             some = examples[number : number + TEXTS_AT_ONCE]
-            texts = tokenize_texts([text for one in some for text in (one.question, one.context)], tokenizer)
-        question, passage, answer = texts[example.question], texts[example.context], None
+            texts = tokenize_texts([text for one in some for text in (one.question.lstrip(), one.context)], tokenizer)
+        # One question of SQuAD 2.0 begins with 25,457 blanks, of which a byte-level tokenizer makes as many tokens.
+        question, passage, answer = texts[example.question.lstrip()], texts[example.context], None
         if is_training and example.answers_text:
             answer = _find_answer(example, passage.offsets)
             if answer is None:

@@ -1,15 +1,27 @@
 """The encoder's inputs with and without [MASK], and the positions that are measured."""
 
+import hashlib
+import json
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from maelm_composer.analysis.rows import RowSource, View, find_shards, find_text, iterate_views, split_blocks
+from maelm_composer.analysis.rows import (
+    CHARACTERS_PER_PACK,
+    RowSource,
+    View,
+    find_shards,
+    find_text,
+    iterate_views,
+    split_blocks,
+)
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.config import DataConfig
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
 from maelm_composer.errors import InputError
+from maelm_composer.files import hash_file, hash_json
 
 
 @pytest.fixture(scope='module')
@@ -61,6 +73,18 @@ def test_text_gives_the_ids_and_masks_of_shards_of_the_same_rows(folder, source,
     ours, theirs = views_of(text)[0], views_of(source)[0]
     assert torch.equal(ours.plain_ids, theirs.plain_ids)
     assert torch.equal(ours.masked_ids, theirs.masked_ids)
+
+
+def test_text_in_another_column_has_the_same_rows_and_another_hash(folder, source, pretrained, tmp_path):
+    documents = (folder / 'text.txt').read_text().split('\n\n')
+    path = tmp_path / 'text.jsonl'
+    for column in ('text', 'body'):
+        path.write_text('\n'.join(json.dumps({column: document}) for document in documents))
+        text = find_text([str(path)], pretrained.tokenizer, 48, column)
+        assert torch.equal(views_of(text)[0].plain_ids, views_of(source)[0].plain_ids)
+        pieces = hashlib.sha256(pretrained.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+        former = hash_json([48, CHARACTERS_PER_PACK, pieces, [hash_file(path)]])
+        assert (text.identity['hash'] == former) == (column == 'text')
 
 
 def test_special_ids_in_other_places_are_mapped(folder):

@@ -18,8 +18,12 @@ from transformers import (
     BertConfig,
     BertModel,
     BertTokenizerFast,
+    DebertaV2Config,
+    DebertaV2Model,
     DistilBertConfig,
     DistilBertModel,
+    LongformerConfig,
+    LongformerModel,
     MPNetConfig,
     MPNetModel,
     RobertaConfig,
@@ -30,7 +34,7 @@ from transformers import (
 
 from maelm_composer.checkpoints.export import export
 from maelm_composer.checkpoints.huggingface import HuggingFaceEncoder
-from maelm_composer.checkpoints.pretrained import load_pretrained
+from maelm_composer.checkpoints.pretrained import _ORIGIN_KEYS, _hash_content, load_pretrained
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import Implementation, SpanConfig
 from maelm_composer.errors import InputError
@@ -113,6 +117,31 @@ def test_an_encoder_with_a_decoder_is_refused(tmp_path):
     BartConfig().save_pretrained(folder)
     with pytest.raises(InputError, match='bart is an encoder with a decoder: name an encoder'):
         load_pretrained(str(folder))
+
+
+def test_a_config_without_a_model_type_is_one_short_line(tmp_path):
+    (tmp_path / 'config.json').write_text('{}')
+    with pytest.raises(InputError, match=r'Should have a `model_type` key in its config\.json') as error:
+        load_pretrained(str(tmp_path))
+    assert 'albert' not in str(error.value)
+
+
+def test_a_tokenizer_without_a_fast_version(tmp_path):
+    DebertaV2Model(DebertaV2Config(vocab_size=V, **SIZES)).save_pretrained(tmp_path)
+    (tmp_path / 'spm.model').write_bytes(b'of sentencepiece')
+    with pytest.raises(InputError, match=r'as a fast one; save its tokenizer\.json there, or install sentencepiece'):
+        load_pretrained(str(tmp_path))
+
+
+def test_a_longformer_is_not_that_of_records_without_global_attention(tmp_path):
+    config = LongformerConfig(attention_window=8, **HF_SETTINGS)
+    pretrained = load_pretrained(str(write(tmp_path / 'stock', LongformerModel(config))))
+    model, tokenizer = pretrained.encoder.model, pretrained.tokenizer.backend_tokenizer.to_str()
+    weights = {name: value for name, value in model.state_dict().items() if not name.startswith('pooler.')}
+    architecture = {key: value for key, value in model.config.to_diff_dict().items() if key not in _ORIGIN_KEYS}
+    assert pretrained.identity.hash != _hash_content(weights, architecture, tokenizer)
+    architecture['global_attention'] = 'first token'
+    assert pretrained.identity.hash == _hash_content(weights, architecture, tokenizer)
 
 
 def test_a_folder_that_lacks_weights(stock):

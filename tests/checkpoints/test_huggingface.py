@@ -4,13 +4,18 @@ import pytest
 import torch
 from torch.testing import assert_close
 from transformers import (
+    AutoModel,
     BertConfig,
     BertModel,
     DistilBertConfig,
+    LongformerConfig,
+    LongformerModel,
+    ModernBertConfig,
     MPNetConfig,
     MPNetModel,
     RobertaConfig,
     RobertaModel,
+    RobertaPreLayerNormConfig,
 )
 
 from maelm_composer.checkpoints import modeling_maelm
@@ -162,3 +167,29 @@ class TestWrapped:
             positions[0, 20:] += 1
         with pytest.raises(InputError, match='one whole sequence per row'):
             wrapped(ids, positions, segments)
+
+    @pytest.mark.parametrize(
+        'config',
+        [
+            RobertaPreLayerNormConfig(max_position_embeddings=LENGTH + 2, **SIZES),
+            ModernBertConfig(pad_token_id=1, reference_compile=False, **SIZES),
+        ],
+        ids=['roberta-prelayernorm', 'modernbert'],
+    )
+    @torch.no_grad()
+    def test_the_last_layer_includes_the_final_norm(self, config):
+        wrapped, inputs = HuggingFaceEncoder(randomize(AutoModel.from_config(config))), build_inputs(pad_id=1)
+        states = list(wrapped.layer_states(*inputs))
+        assert len(states) == SIZES['num_hidden_layers'] + 1
+        assert_close(states[-1], wrapped(*inputs), rtol=0, atol=0)
+
+    @torch.no_grad()
+    def test_the_first_token_alone_of_a_longformer_attends_to_the_whole_row(self):
+        config = LongformerConfig(attention_window=8, max_position_embeddings=LENGTH + 2, **SIZES)
+        wrapped = HuggingFaceEncoder(randomize(LongformerModel(config, add_pooling_layer=False)))
+        ids, *where = build_inputs(pad_id=1)
+        other = ids.clone()
+        other[0, -1] = ids[0, -1] % 50 + 5
+        # In the first layer, only the first token sees the last one from afar.
+        first, second = (list(wrapped.layer_states(given, *where))[1][0] for given in (ids, other))
+        assert (first != second).any(1).nonzero().flatten().tolist() == [0, *range(LENGTH - 5, LENGTH)]

@@ -167,8 +167,10 @@ class TestBadCheckpoints:
     def test_nothing_there(self, tmp_path):
         with pytest.raises(InputError, match='there is no such checkpoint'):
             load_pretrained(str(tmp_path / 'nothing'))
-        with pytest.raises(InputError, match='neither a checkpoint of ours nor'):
+        with pytest.raises(InputError, match='neither a run, a checkpoint nor a Hugging Face model: name one of its'):
             load_pretrained(str(tmp_path))
+        with pytest.raises(InputError, match='the checkpoint is an empty name: name a run folder or a checkpoint'):
+            load_pretrained('')
 
     def test_a_run_that_has_saved_nothing(self, run):
         (run / 'latest').unlink()

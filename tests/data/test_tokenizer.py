@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -79,6 +80,16 @@ def test_too_little_text_says_how_many_pieces_it_yields(recipe):
     with pytest.raises(InputError, match=r'too small for tokenizer\.vocab_size 20000: it yields \d+ pieces'):
         build_tokenizer(recipe)
     assert not Path(recipe.remote).exists()
+
+
+def test_a_full_disk_is_an_error_of_the_system(recipe):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # tokenizer.json has more
+    try:
+        with pytest.raises(OSError, match=r'File too large: .*/tokenizer\.json'):
+            build_tokenizer(recipe)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_an_empty_corpus_is_refused(recipe, tmp_path):

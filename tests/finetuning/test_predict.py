@@ -86,6 +86,11 @@ def test_csv_and_jsonl_hold_the_same_rows(train, tmp_path):
     assert (tmp_path / 'csv.tsv').read_text() == (tmp_path / 'jsonl.tsv').read_text()
 
 
+def test_predictions_in_object_storage_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r'^the predictions s3:/bucket/o\.jsonl: must be a local or shared file$'):
+        predict_file(str(tmp_path), tmp_path / 'rows.jsonl', Path('s3://bucket/o.jsonl'))
+
+
 def test_what_cannot_be_predicted_is_one_line(train, checkpoint, tmp_path):
     model, _, dev = train('rte')
     write_rows(tmp_path / 'other.parquet', [{'text': 'a'}])

@@ -69,7 +69,7 @@ def test_differences_are_paired_and_their_growth_is_per_decade(rows):
         assert trend.value == pytest.approx(step / decade)
         assert trend.low < trend.value < trend.high
         assert trend.pretraining_seeds == 3
-        assert 'one of 5 by Holm' in trend.verdict
+        assert 'seeds over 3e13 and 1e14 FLOPs, one of 5 by Holm' in trend.verdict
 
 
 def test_a_variant_of_one_rung_is_compared_there_and_has_no_trend(rows):
@@ -160,6 +160,7 @@ def test_the_trend_is_paired_by_the_seeds_that_all_rungs_have(archive):
     weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
     slopes = weights @ np.array([[0.0, 0.0, 0.0], [3.0, 3.1, 3.2], [6.0, 6.2, 6.4]])
     assert trend.value == pytest.approx(slopes.mean())
+    assert 'seeds over 3e13, 1e14 and 3e14 FLOPs' in trend.verdict
     assert trend.high - trend.value == pytest.approx(4.302653 * slopes.std(ddof=1) / math.sqrt(3))
     # A rung that was planned with fewer seeds is complete: nothing is missing, and the suite exits with 0.
     assert (trend.pretraining_seeds, trend.note, trend.is_missing) == (3, '', False)
@@ -187,6 +188,8 @@ def test_the_page_has_a_table_of_the_verdicts_of_every_rung(archive):
     assert '3e13 FLOPs 1e14 FLOPs change with ten times the compute MAE-LM − RoBERTa effective rank' in text
     assert "effective rank [% of RoBERTa's rank] 0.0 no difference +114.6 holds +219.1 holds" in text
     assert 'SST-2 [points] −3.1 fails STS-B' in text
+    assert 'no difference : 3 pretraining seeds MAE-LM' in text  # without p, which does not decide it
+    assert 'Where the ladder judges' not in text
 
 
 def test_the_scale_of_the_ladder_has_one_artefact(archive):

@@ -8,6 +8,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.records import CONTENT_HASH
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import build_tables, report
+from tests.records import make_failed
 from tests.reporting.conftest import Archive
 
 SEEDS = (17, 18, 19)
@@ -117,6 +118,25 @@ def test_a_seed_without_its_rank_record_is_named(ladder):
     (lead,) = (row for row in rows.values() if row.is_claim)
     assert lead.pretraining_seeds == 1
     assert lead.note == 'effective rank of one-s18 is not recorded; effective rank of one-roberta-s18 is not recorded'
+
+
+def test_a_seed_that_failed_is_named_by_its_recipe(ladder):
+    one = MAE_LM | {'model.decoder.num_hidden_layers': 1}
+    add(ladder, 'one', one, folder='one')
+    folder = ladder.results / 'ladder/recipes/one/pretraining'
+    for name, seed, settings in (('x', 20, one), ('y', 21, MAE_LM)):  # the name of a recipe's run tells nothing
+        record = make_failed(name, seed, 'loss is nan') | {'identity': {'seed': seed, **SHARED, **settings}}
+        (folder / f'{name}.json').write_text(json.dumps(record))
+    rows = find(ladder)
+    assert rows['MAE-LM, 2 + 1 layers', 'rank_real'].note == 'pretraining of x failed: loss is nan'
+    assert rows['MAE-LM − RoBERTa, 2 + 1 layers', 'real_rank_excess'].note == 'pretraining of x failed: loss is nan'
+
+
+def test_the_page_says_that_other_recipes_are_our_question(ladder):
+    add(ladder, 'one', MAE_LM | {'model.decoder.num_hidden_layers': 1}, lead=4, folder='one')
+    text = ' '.join(report('ladder', ladder.results)[0].read_text().split())
+    assert 'whatever the recipe (our question).' in text
+    assert 'In every other comparison, with other recipes, and for the change with compute, “holds” means only' in text
 
 
 def test_the_figure_is_drawn_where_there_is_a_claim(ladder):

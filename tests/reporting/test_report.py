@@ -18,9 +18,9 @@ from maelm_composer.records import pack_numbers
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, RECIPES
 from maelm_composer.reporting.figures import DRAWINGS
 from maelm_composer.reporting.load import load_evidence, read_csv
-from maelm_composer.reporting.page import format_p
+from maelm_composer.reporting.page import format_interval, format_p, format_value
 from maelm_composer.reporting.report import report, write_tables
-from maelm_composer.reporting.rows import HEADER
+from maelm_composer.reporting.rows import HEADER, Row
 from tests.reporting.conftest import PRETRAINING_SEEDS, Archive
 
 DRAWN = DRAWINGS.keys() - {LADDER.name, RECIPES.name}  # all but those of a ladder
@@ -106,6 +106,34 @@ def test_a_number_of_fewer_seeds_is_named_where_print_shows_it(full):
 def test_a_p_beside_the_level_does_not_look_like_it(p, text):
     assert format_p(p) == text
     assert format_p(0.0004) == '< 0.001'
+
+
+@pytest.mark.parametrize(
+    'unit, value, low, high, text, interval',
+    [
+        ('points', 0.04, 0.01, 0.07, '+0.04', '0.01 to 0.07'),
+        ('points', 0.04, -0.01, 0.09, '0.0', '−0.01 to 0.09'),  # as the interval says, too
+        ('points', 0.34, 0.2, 0.48, '+0.3', '0.2 to 0.5'),
+        ('rank', 3.0, 2.0, 4.0, '+3', '2.0 to 4.0'),
+        ('share', -0.0002, -0.0003, -0.0001, '−0.0002', '−0.0003 to −0.0001'),
+    ],
+)
+def test_a_difference_beside_zero_does_not_look_like_it(unit, value, low, high, text, interval):
+    claim = Row('small', 'table1', 'MAE-LM − RoBERTa', 'rte', unit, value=value, low=low, high=high, verdict='holds: 3')
+    assert (format_value(claim, is_signed=True), format_interval(claim)) == (text, interval)
+
+
+def test_a_scale_of_the_ladder_s_runs_says_whose_verdict_counts(archive):
+    texts = {}
+    for scale, run in (('small', 'ladder-1e14'), ('medium', 'medium')):
+        made = archive(scale)
+        for name in (run, f'{run}-roberta'):
+            made.add_run(name)
+            made.add_rank(name)
+        texts[scale] = ' '.join(Page(report(scale, made.results)[0].read_text()).text.split())
+    sentence = 'Where the ladder judges the same difference of the same runs, its verdict counts (docs/verdicts.md).'
+    assert f'planned. {sentence} In brackets:' in texts['small']
+    assert 'planned. In brackets:' in texts['medium']
 
 
 def test_own_tasks_have_a_table_as_long_as_they_have_records(full):

@@ -12,10 +12,9 @@ from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, load_folder, pack_numbers, parse_finetuning
 from maelm_composer.reporting.artefacts import DELTAS, MAE_LM
 from maelm_composer.reporting.cells import Cell, Estimate, Term, estimate, slope
-from maelm_composer.reporting.rows import judge_claim
 from maelm_composer.sweep.search import SweepResult, TaskResult
 from maelm_composer.tasks.catalogue import find_task
-from tests.records import make_running
+from tests.records import make_failed, make_running
 from tests.reporting.conftest import Archive, build
 
 
@@ -85,40 +84,6 @@ def test_table1(rows):
         'holds: 3 pretraining seeds, one of 13 by Holm'
     )
     assert gap.source == 'measured'
-
-
-@pytest.mark.parametrize(
-    'scale, verdict',
-    [
-        ('demo', "undecided: the demo is evidence of nothing; not comparable with the paper's absolute numbers"),
-        ('medium', "holds: 3 pretraining seeds; not comparable with the paper's absolute numbers"),
-        ('base', 'holds: 3 pretraining seeds'),
-    ],
-)
-def test_a_verdict_says_no_more_than_its_scale_allows(scale, verdict):
-    found = Estimate(1.25, 0.5, 2.0, 5, pretraining_seeds=3, p=0.01)
-    assert judge_claim(scale, found, expects_more=True) == verdict
-
-
-@pytest.mark.parametrize(
-    'low, high, p, expects_more, word',
-    [
-        (0.2, 0.4, 0.01, True, 'holds'),
-        (0.2, 0.4, 0.01, False, 'fails'),
-        (0.2, 0.4, 0.06, True, 'undecided'),  # not zero by itself, but by Holm's correction: no evidence of absence
-        (-0.9, 0.9, 0.9, True, 'no difference'),
-        (-1.1, 0.9, 0.9, True, 'undecided'),
-        (-9.0, -1.1, 0.04, True, 'fails'),
-    ],
-)
-def test_verdicts(low, high, p, expects_more, word):
-    found = Estimate((low + high) / 2, low, high, pretraining_seeds=3, p=p)
-    assert judge_claim('base', found, expects_more, margin=1.0) == f'{word}: 3 pretraining seeds'
-
-
-def test_two_seeds_decide_nothing():
-    found = Estimate(0.3, 0.2, 0.4, pretraining_seeds=2, p=0.01)
-    assert judge_claim('base', found, True) == 'undecided: with the sign of the claim, but from two pretraining seeds'
 
 
 def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
@@ -204,7 +169,10 @@ def test_table3(rows):
 
 
 def test_figures_of_rank(rows):
-    assert [rows['figure1', 'RoBERTa', 'rank_masks', layer].value for layer in range(3)] == [5, 15, 25]
+    masks = [rows['figure1', 'RoBERTa', 'rank_masks', layer] for layer in range(3)]
+    assert [row.value for row in masks] == [5, 15, 25]
+    # Of the embeddings, equal ranks in all seeds are no chance of rounding.
+    assert [row.low is None for row in masks] == [True, False, False]
     assert rows['figure1', 'RoBERTa', 'rank with − without [MASK], last layer', None].value == 58 - 46
     assert rows['figure1', 'RoBERTa', 'growth per layer of: rank with − without [MASK]', None].value == pytest.approx(1)
     assert not rows['figure1', 'RoBERTa', 'growth per layer of: rank with − without [MASK]', None].is_claim
@@ -249,6 +217,37 @@ def test_a_seed_that_failed_is_named_beside_the_median_of_the_others(archive):
     )
 
 
+def test_a_run_with_fewer_fine_tuning_seeds_than_the_others_is_named(full):
+    for task in ('rte', 'mnli'):
+        for seed in (4, 5):
+            (full.records / f'finetuning/{task}-medium-s18-400-{seed}-3e-05.json').unlink()
+    full.add_score('medium-s18', 'rte', 4, 0.0, error='loss is nan')
+    rows = build(full)
+    failed = 'rte from medium-s18: fine-tuning seed 4 failed, of 4'
+    lack = 'from medium-s18: {} of 5 fine-tuning seeds recorded'.format
+    rte = rows['table1', 'MAE-LM', 'rte', None]
+    assert (rte.count, rte.pretraining_seeds, rte.note) == (3, 3, f'{failed}; rte {lack(4)}')
+    assert rows['table1', 'MAE-LM − RoBERTa', 'rte', None].note == rte.note
+    for artefact, column, x in (('table3', 'mnli', None), ('figure5', 'rank during mnli', 1)):
+        assert rows[artefact, 'MAE-LM', column, x].note == f'mnli {lack(3)}'
+        assert rows[artefact, 'RoBERTa', column, x].note == ''
+
+
+def test_a_pretraining_seed_that_failed_is_named_with_its_reason(full):
+    for name, seed in (('medium-s20', 20), ('medium', 17), ('medium-none-s17', 17)):
+        full.write('pretraining', name, make_failed(name, seed, 'loss is nan'))
+    full.write('pretraining', 'medium-s21', make_running('medium-s21') | {'identity': {'seed': 21}})
+    rows = build(full)
+    for artefact, row, column in (
+        ('table1', 'MAE-LM', 'rte'),
+        ('table3', 'MAE-LM', 'pretrained'),
+        ('table3', 'MAE-LM − RoBERTa', 'pretrained'),
+    ):
+        found = rows[artefact, row, column, None]  # seed 17 has a finished run, and 21 is only not finished
+        assert (found.pretraining_seeds, found.note) == (3, 'pretraining of medium-s20 failed: loss is nan')
+    assert rows['table3', 'RoBERTa', 'pretrained', None].note == ''
+
+
 def test_a_seed_that_failed_is_named_beside_ranks_and_costs_too(full):
     full.add_score('medium-s18', 'mnli', 9, 0.0, status='failed', error='loss is nan')
     rows = build(full)
@@ -267,6 +266,7 @@ def test_what_is_missing_is_empty_and_says_why(archive):
     made.add_score('medium', 'rte', 1, 0.6)
     made.add_score('medium', 'qqp', 1, 0.0, status='failed', error='loss is nan')
     made.write('pretraining', 'medium-misaligned', make_running('medium-misaligned'))
+    made.write('pretraining', 'medium-cross', make_failed('medium-cross', 17, 'loss is nan'))
     rows = build(made)
     assert rows['table1', 'RoBERTa', 'rte', None].note == 'no finished pretraining run medium-roberta'
     assert rows['table1', 'MAE-LM', 'qnli', None].note == 'qnli of medium is not recorded'
@@ -276,6 +276,8 @@ def test_what_is_missing_is_empty_and_says_why(archive):
     assert 'qnli of medium is not recorded' in average.note
     missing = rows['table2', 'misaligned position encoding', 'glue_avg', None]
     assert missing.note == 'no finished pretraining run medium-misaligned'
+    failed = rows['table2', 'cross-attention', 'glue_avg', None]
+    assert failed.note == 'no finished pretraining run medium-cross; pretraining of medium-cross failed: loss is nan'
     assert all(row.value is not None or row.note for row in rows.values())
 
 

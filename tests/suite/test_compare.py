@@ -99,11 +99,12 @@ def test_one_seed_has_no_interval_and_a_failed_task_no_row(compare, ray):
 
 def test_encoders_that_cannot_be_compared_are_refused_before_any_run(compare, checkpoint, tmp_path):
     longer = RobertaModel(RobertaConfig(vocab_size=V, max_position_embeddings=2 * N + 2, type_vocab_size=1, **SIZES))
-    longer.save_pretrained(tmp_path / 'longer')
-    shutil.copytree(checkpoint / 'tokenizer', tmp_path / 'longer', dirs_exist_ok=True)
+    folder = tmp_path / 'run #2: longer'  # no YAML
+    longer.save_pretrained(folder)
+    shutil.copytree(checkpoint / 'tokenizer', folder, dirs_exist_ok=True)
     for second, message in (
         (str(checkpoint / 'latest'), 'have the same weights: name two encoders'),
-        (str(tmp_path / 'longer'), f'longer {2 * N}: give max_seq_len={N}'),
+        (str(folder), f'run #2: longer {2 * N}: give max_seq_len={N}'),
         ('./nowhere', 'nowhere: there is no such checkpoint'),
     ):
         code, _, err = compare(second=second)

@@ -113,9 +113,15 @@ def test_what_cannot_be_planned_is_said():
         ('learning_rate=1e-3', r'learning_rate: the sweep over rte tries sweep\.search\.glue_small\.learning_rate=\['),
     ],
 )
-def test_a_setting_that_the_sweep_would_ignore_is_refused(pair, message):
+def test_a_setting_that_the_sweep_would_ignore_is_refused(pair, message, tmp_path):
     with pytest.raises(InputError, match=message):
         refuse_searched(make_config(seeds=[1, 2]), ['max_seq_len=64', pair])
+    file = tmp_path / 'mine.yaml'
+    file.write_text(pair.replace('=', ': '))
+    with pytest.raises(InputError, match=message):
+        refuse_searched(make_config(seeds=[1, 2]), [str(file)])
+    file.write_text(file.read_text() + '\nsweep: {search: {}}')
+    refuse_searched(make_config(seeds=[1, 2]), [str(file)])
 
 
 def test_a_setting_that_is_not_searched_is_the_recipes_own():

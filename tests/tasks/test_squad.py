@@ -57,6 +57,8 @@ def test_the_layout(tokenizer):
     (window,) = build(tokenizer)
     question, passage = (tokenize_texts([text], tokenizer)[text] for text in ('Who?', CONTEXT))
     assert window.input_ids.tolist() == [CLS, *question.ids, SEP, SEP, *passage.ids, SEP]
+    (same,) = build(tokenizer, question='  Who?')
+    assert same.input_ids.tolist() == window.input_ids.tolist()
     assert passage_of(window) == passage.ids
     assert [tuple(offset) for offset in window.offsets.tolist()] == passage.offsets
 
