@@ -55,7 +55,8 @@ def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
     """The training rows and the dev sets, or the samples of them that ``config`` sets.
 
     The result is cached, that of files until one changes: a sweep's worker on CPUs runs many fine-tunings, and reading
-    MNLI takes seconds (with GPUs Ray gives each run a new process). All callers get the same lists and must not change them.
+    MNLI takes seconds (with GPUs Ray gives each run a new process). All callers get the same lists and must not change
+    them.
 
     Raises:
         InputError: a missing folder, file or column, a label outside the task's range, an empty split, a task that the
