@@ -16,7 +16,7 @@ VENV ?= .venv-own
 LOCK := constraints-latest.txt
 # The environment sees PYTHON's packages, its own first, and gets those of the lock that are not there.
 INSTALL = $(PYTHON) -c "$(LIST_PACKAGES)" > $$($(BIN)/python -c "import site; print(site.getsitepackages()[0])")/own.pth \
-	&& $(BIN)/python -m maelm_composer.stack $(LOCK) > $(VENV)/missing.txt \
+	&& $(BIN)/python -m maelm_composer.versions $(LOCK) > $(VENV)/missing.txt \
 	&& $(PIP) --no-deps -r $(VENV)/missing.txt && $(PIP) --no-deps -e .
 LIST_PACKAGES = import sys; [print(f'import site; site.addsitedir({p!r})') for p in sys.path if p.endswith('-packages')]
 else

@@ -17,7 +17,7 @@ from maelm_composer import __version__
 from maelm_composer.config import CorpusConfig, FinetuningConfig, Implementation, Precision
 from maelm_composer.errors import InputError, one_line_errors
 from maelm_composer.recipe import load_config, split_arguments
-from maelm_composer.stack import warn_of_untested_torch
+from maelm_composer.versions import warn_of_untested_torch
 
 EnumType = TypeVar('EnumType', bound=Enum)
 

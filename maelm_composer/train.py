@@ -11,7 +11,7 @@ from maelm_composer.config import FinetuningConfig, PretrainingConfig
 from maelm_composer.errors import InputError, one_line_errors
 from maelm_composer.keys import print_keys
 from maelm_composer.recipe import is_finetuning, load_config, split_arguments
-from maelm_composer.stack import warn_of_untested_torch
+from maelm_composer.versions import warn_of_untested_torch
 
 
 def main(arguments: list[str]) -> None:

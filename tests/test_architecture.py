@@ -32,7 +32,7 @@ STAGES = [
         'keys',
         'precision',
         'processor',
-        'stack',
+        'versions',
         'shipped',
     },
     {'data'},
@@ -49,7 +49,7 @@ STAGES = [
     {'cli', 'train'},
 ]
 TORCHLESS = [
-    *('config', 'errors', 'recipe', 'files', 'records', 'stack', 'statistics', 'cluster', 'checkpoints.names'),
+    *('config', 'errors', 'recipe', 'files', 'records', 'versions', 'statistics', 'cluster', 'checkpoints.names'),
     *('model.cost', 'training.plan', 'tasks.metrics', 'suite.steps', 'suite.cost', 'suite.plan'),
     *('reporting.report', 'finetuning.identity', 'sweep.search', 'sweep.lease', 'sweep.report'),
 ]

@@ -182,7 +182,7 @@ class MetricsLog(Callback):
                 self.error = error
 
 
-class Report(Callback):
+class ProgressLines(Callback):
     """Prints the speed and the expected duration after ten batches, every validation, and the time of compilation."""
 
     def __init__(self, say: Callable[[str], None], clock: TrainingClock, log: MetricsLog, compiles: bool) -> None:

@@ -43,7 +43,7 @@ from maelm_composer.training.callbacks import (
     GradientAverage,
     GradientClipping,
     MetricsLog,
-    Report,
+    ProgressLines,
     TrainingClock,
 )
 from maelm_composer.training.checkpoints import CheckpointSaver, drop_unportable
@@ -256,7 +256,7 @@ class _Run:
                 self.clock,
                 self.clipping,
                 self.log,
-                Report(self.print, self.clock, self.log, training.compile),
+                ProgressLines(self.print, self.clock, self.log, training.compile),
                 CheckpointSaver(self.folder, self.clock, self.log, training, self.print),
             ],
             loggers=self.loggers,

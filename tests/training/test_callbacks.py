@@ -9,7 +9,7 @@ import pytest
 
 from maelm_composer.errors import InputError
 from maelm_composer.training import callbacks
-from maelm_composer.training.callbacks import COLUMNS, GradientClipping, MetricsLog, Report, TrainingClock
+from maelm_composer.training.callbacks import COLUMNS, GradientClipping, MetricsLog, ProgressLines, TrainingClock
 from maelm_composer.training.run import pretrain
 
 ROWS = 20_000
@@ -52,7 +52,9 @@ def test_the_expected_hours_are_told_once_after_ten_timed_batches(monkeypatch):
     monkeypatch.setattr(callbacks, 'time', SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(callbacks.dist, 'get_world_size', lambda: 4)
     clock = TrainingClock(tokens_per_batch=16 * 32, seconds=0, device_seconds=0)
-    report = Report(said.append, clock, MetricsLog(Path('metrics.csv'), clock, GradientClipping(1)), compiles=False)
+    report = ProgressLines(
+        said.append, clock, MetricsLog(Path('metrics.csv'), clock, GradientClipping(1)), compiles=False
+    )
     for batch in range(1, 20):
         at = {name: SimpleNamespace(value=n) for name, n in (('batch', batch), ('sample', 16 * batch))}
         state = SimpleNamespace(timestamp=SimpleNamespace(**at), max_duration=SimpleNamespace(value=16 * (13 + 1800)))

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from maelm_composer.errors import InputError
-from maelm_composer.stack import ENGINES, TESTED_TORCH, describe_untested, find_missing, main, normalize_name
+from maelm_composer.versions import ENGINES, TESTED_TORCH, describe_untested, find_missing, main, normalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = (ROOT / 'constraints-latest.txt').read_text().splitlines()
@@ -154,7 +154,7 @@ def test_a_run_on_another_torch_begins_with_one_line(another_torch, recipe):
 
 
 def test_only_the_first_rank_says_so(another_torch, monkeypatch):
-    program = 'from maelm_composer.stack import warn_of_untested_torch; warn_of_untested_torch()'
+    program = 'from maelm_composer.versions import warn_of_untested_torch; warn_of_untested_torch()'
     assert run_python('-c', program).stderr.count('\n') == 1
     monkeypatch.setenv('RANK', '1')
     assert run_python('-c', program).stderr == ''

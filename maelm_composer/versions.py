@@ -1,6 +1,6 @@
 """The tested versions of torch, and the packages that a machine with its own torch lacks.
 
-``python -m maelm_composer.stack constraints-latest.txt`` prints the requirements that ``make STACK=own`` installs;
+``python -m maelm_composer.versions constraints-latest.txt`` prints the requirements that ``make STACK=own`` installs;
 packages that are installed already stay as they are. This module needs only the standard library.
 """
 
@@ -79,7 +79,7 @@ def normalize_name(name: str) -> str:
 def main(arguments: list[str]) -> None:
     with one_line_errors():
         if len(arguments) != 1:
-            raise InputError('usage: python -m maelm_composer.stack constraints-latest.txt')
+            raise InputError('usage: python -m maelm_composer.versions constraints-latest.txt')
         found = [(each.metadata['Name'], each.version) for each in importlib.metadata.distributions()]
         there = {normalize_name(name): version for name, version in found if name}  # a partly removed one has no name
         print('\n'.join(find_missing(Path(arguments[0]).read_text(encoding='utf-8').splitlines(), there)))
