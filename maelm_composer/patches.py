@@ -1,4 +1,5 @@
-"""Workarounds for faults of Streaming, Composer and torch. No other module touches their private names.
+"""Workarounds for faults of Streaming, Composer and torch. No other module touches their private names
+(but ``training/processes.py``: the store through which torch's ranks have met).
 
 Each workaround says which fault it is for; ``tests/test_patches.py`` fails once a version of Composer or Streaming is
 another one, or a fault of theirs that the source shows is gone. torch's faults are not looked for.
