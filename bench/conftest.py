@@ -41,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.gpus is not None and config.option.gpus < 1:
+        raise pytest.UsageError(f'--gpus {config.option.gpus}: at least 1')
     if (config.option.gpus or config.option.gpu) and not config.option.plan:
         raise pytest.UsageError('--gpus and --gpu are for --plan: a suite runs on the devices of this machine')
     config.addinivalue_line('markers', 'throughput: measures speed for minutes; selected by file name or marker only')
@@ -50,13 +52,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect artefacts that the suite lacks, speed tests unless named or ``-m throughput``, and others unless named.
 
-    test_quick repeats a part of the other tests, so only ``-k quick`` or its own name selects it.
+    test_quick repeats a part of the other tests, so only ``-k quick`` or its own name selects it. pytest hands over the
+    tests of other folders, too: they stay, and naming tests/test_faults.py does not name bench/test_faults.py.
     """
-    named = {Path(argument.split('::')[0]).name for argument in config.args}
+    named = {(config.invocation_params.dir / argument.split('::')[0]).resolve() for argument in config.args}
     with _in_checkout():
         made = {f'test_{found.name}.py' for found in load_suite(*_read_options(config)).artefacts}
     left_out = []
     for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
         if item.path.name in ARTEFACT_FILES:
             left_out += [item] if item.path.name not in made else []
         else:
@@ -65,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker('throughput')
             is_quick = item.name.startswith('test_quick') and 'quick' not in f'{config.option.keyword} {config.args}'
             is_asked_for = 'throughput' in config.option.markexpr and is_speed
-            if is_quick or (item.path.name not in named and not is_asked_for):
+            if is_quick or (item.path.resolve() not in named and not is_asked_for):
                 left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -17,12 +17,12 @@
 #   MAELM_DATA      folder of corpus/*.parquet, glue/ and squad_v2/; finished shards may stand for the corpus
 #   PYTHON          interpreter with torch; default .venv/bin/python, else python3
 #   RESULTS         folder of records, tables, measured speeds, and logs in gpu/; default results
-#   OUT             folder that gets all of these as one results.tar.gz at the end of every call; default none
+#   OUT             folder that gets all of these as one results.tar.gz at the end of every part; default none
 #   WORK            folder of runs and checkpoints; WORK/parts lists the finished parts; default runs/suite/<scale>
 #   PART_SECONDS    length of a call, default 480; a part that does not stop then is killed after GRACE seconds, default 90
 #   SCALE           default medium
 #   DEVICE=cpu      the same parts on a CPU, TESTS and SETTINGS permitting
-#   TESTS           arguments of pytest for the part tests; default -m gpu
+#   TESTS           arguments of pytest for the part tests; default: the tests marked gpu, by their files
 #   SPEED, GROWTH   expressions of pytest -k for these parts; default training_throughput, growth
 #   SETTINGS        file with keys of yamls/suite/; its lists are appended to the scale's
 set -uo pipefail
@@ -53,6 +53,8 @@ cd "$root" || exit 2
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" # for every process that a part starts, installed or not
 export HF_HUB_OFFLINE=1
 state=$work/parts logs=$results/gpu
+# By their files, since pytest would import all others, too, and the packages that those need. A test compares the names.
+gpu_tests='-m gpu tests/model/test_backends.py tests/training/test_run.py'
 
 for number in "$limit" "$grace"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || refuse "PART_SECONDS and GRACE are whole seconds, not '$number'"
@@ -97,7 +99,7 @@ left=() failed=()
 trap 'was_stopped=1; if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null; fi' TERM INT
 
 # part NAME NEED COMMAND...: the command, unless its end is recorded or the time is up.
-# NEED: seconds without which it is not begun; the first of a call has all the time there is.
+# NEED: seconds without which it is not begun; the first of a call begins with whatever the call's start has left.
 part() {
   local name=$1 need=$2 before remaining begun code
   shift 2
@@ -108,12 +110,12 @@ part() {
     return
   fi
   remaining=$((limit - SECONDS))
-  if [ -n "$was_stopped$is_over" ] || { [ -n "$has_begun" ] && [ "$remaining" -lt "$need" ]; }; then
+  if [ -z "$has_begun" ]; then need=1; fi
+  if [ -n "$was_stopped$is_over" ] || [ "$remaining" -lt "$need" ]; then
     is_over=1
     left+=("$name")
     return
   fi
-  if [ -z "$has_begun" ]; then remaining=$limit; fi
   echo "$name: begun, at most $remaining s; $logs/$name.log"
   begun=$SECONDS
   # --foreground: the command alone is told, and ends its own workers.
@@ -148,6 +150,19 @@ part() {
     tail -n 15 "$logs/$name.log"
   fi
   has_begun=1
+  pack
+}
+
+# pack: the archive in OUT, while there is time: what follows the last part (the plan, a list of shapes) may be killed.
+pack() {
+  local packed=() folder
+  if [ -z "$out" ]; then return; fi
+  for folder in gpu throughput "$scale"; do
+    if [ -d "$results/$folder" ]; then packed+=("$folder"); fi
+  done
+  # A kill leaves the archive of the part before.
+  tar -czf "$out/.results.tar.gz" -C "$results" "${packed[@]}" && mv "$out/.results.tar.gz" "$out/results.tar.gz" ||
+    failed+=("$out/results.tar.gz")
 }
 
 # speeds PREFIX EXPRESSION: a part for every test of speed that pytest -k EXPRESSION finds.
@@ -181,7 +196,7 @@ for part in "$@"; do
     tests)
       # Interrupted by SIGINT, pytest still prints the failures that it has found.
       # shellcheck disable=SC2086 # several arguments
-      signal=INT part tests 120 "$python" -m pytest -q ${TESTS:--m gpu}
+      signal=INT part tests 120 "$python" -m pytest -q ${TESTS:-$gpu_tests}
       ;;
     speed) speeds speed "${SPEED:-training_throughput}" ;;
     suite) suite ;;
@@ -189,14 +204,7 @@ for part in "$@"; do
   esac
 done
 
-if [ -n "$out" ]; then
-  packed=()
-  for folder in gpu throughput "$scale"; do
-    if [ -d "$results/$folder" ]; then packed+=("$folder"); fi
-  done
-  # A kill leaves the archive of the call before.
-  tar -czf "$out/.results.tar.gz" -C "$results" "${packed[@]}" && mv "$out/.results.tar.gz" "$out/results.tar.gz" || exit 1
-fi
+if [ -z "$has_begun" ]; then pack; fi
 if [ ${#failed[@]} -gt 0 ]; then echo "failed: ${failed[*]}"; fi
 if [ ${#left[@]} -gt 0 ]; then
   echo "left: ${left[*]}; call again"

@@ -32,7 +32,7 @@ class Decoder(Stack):
         if self.is_causal:
             inputs = embed(token_table, shift_right(batch.labels, positions), is_tied=True)
         else:
-            mask_embedding = embed(token_table, positions.new_tensor(self.mask_id), is_tied=True)
+            mask_embedding = embed(token_table, positions.new_full((), self.mask_id), is_tied=True)
             inputs = fill_masks(encoded, mask_embedding, batch.visible_index, batch.resets)
         if self.input_projection is not None:
             inputs = self.input_projection(inputs)

@@ -88,7 +88,7 @@ class Stack(nn.Module):
 
         Args:
             has_gaps: whether the positions of a segment may have gaps. Without gaps the distance of two positions is
-                that of their slots, so the rows share one (H, T, T) bias.
+                that of their slots, so the rows share one (H, T, T) bias if all positions are queries.
         """
         if not self.has_self_attention:
             return None
@@ -96,12 +96,12 @@ class Stack(nn.Module):
         if predicted_index is not None:
             positions, segments = position_ids.gather(1, predicted_index), segment_ids.gather(1, predicted_index)
         relative = None
-        if self.relative_position is not None and has_gaps:
+        if self.relative_position is not None and (has_gaps or predicted_index is not None):
+            # Not as rows of the shared bias: several threads would add up their gradients in an arbitrary order.
             relative = self.relative_position(positions, position_ids)
         elif self.relative_position is not None:
             shared = self.relative_position.between_slots(segment_ids.shape[1])
-            chosen = shared[None] if predicted_index is None else shared[:, predicted_index].transpose(0, 1)
-            relative = chosen.expand(len(segments), -1, -1, -1)  # (B, H, T or M, T)
+            relative = shared.expand(len(segments), -1, -1, -1)  # (B, H, T, T)
         bias = build_attention_bias(segments, segment_ids, relative)
         if self.is_causal:
             keys = torch.arange(segment_ids.shape[1], device=segment_ids.device)

@@ -114,6 +114,12 @@ class Device:
     def label(self) -> str:
         return 'this CPU' if self.is_cpu else f'{self.count} × {self.name.upper()}'
 
+    def read_speed(self, run: PretrainingRecord) -> float | None:
+        """FLOP/s of one device in ``run``; None if unknown, or if the run did not use all cores of this CPU."""
+        seconds = run.training_seconds if self.is_cpu else 3600 * run.device_hours
+        is_whole = not self.is_cpu or run.device == f'CPU, {count_cores() // run.world_size} threads'
+        return run.flops / seconds if run.flops and seconds and is_whole else None
+
     def select_same(self, evidence: Evidence) -> Evidence:
         """The records of runs on this kind of device; a CPU must be that of this machine."""
         here = describe_processor(), os.cpu_count()

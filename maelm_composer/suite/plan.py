@@ -25,7 +25,7 @@ from maelm_composer.suite.cost import Device, count_finetuning_flops, count_rank
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_saved_samples, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
 from maelm_composer.tasks.catalogue import Task, find_task
-from maelm_composer.training.plan import count_training_flops
+from maelm_composer.training.plan import count_samples, count_training_flops, fit_ranks
 from maelm_composer.training.run_record import is_run_of
 
 SCALES = ('small', 'medium', 'base', 'base_pp', 'large_pp')  # of `maelm plan`; the demo fits everywhere
@@ -36,13 +36,14 @@ UTILIZATION = {
     Kind.rank: {'gpu': 0.25, 'cpu': 0.3},
 }
 # Per run: building the model, opening the data, first batches. Ray starts a process for every run on a GPU; its imports
-# and CUDA context are assumed to take GPU_PROCESS_SECONDS.
+# and CUDA context are assumed to take GPU_PROCESS_SECONDS, a compilation COMPILE_SECONDS, and an optimizer step of
+# pretraining on a GPU, however small the model, at least STEP_SECONDS.
 START_SECONDS = {Kind.pretraining: 4.0, Kind.finetuning: 1.0, Kind.rank: 2.0}
-GPU_PROCESS_SECONDS = 10.0
+GPU_PROCESS_SECONDS, COMPILE_SECONDS, STEP_SECONDS = 10.0, 30.0, 0.005
 SWEEP_SECONDS = 2.0  # per checkpoint, in addition to its runs
 FIRST_SECONDS = 30.0  # once: imports, starting Ray, imports of its workers
-DOCUMENTS_PER_SECOND = 300.0  # documentation of this machine, read twice and tokenised
-BYTES_PER_SECOND = 0.6e6  # per core, of compressed text files
+DOCUMENTS_PER_SECOND, TOKENS_PER_DOCUMENT = 300.0, 330.0  # documentation of this machine, read twice and tokenised
+BYTES_PER_SECOND, TOKENS_PER_BYTE = 0.6e6, 0.8  # per core; both of compressed text files
 HUB_TOKENS = {'base': 5e9, 'base_pp': 20e9}  # tokens of the sources of yamls/data/
 SHARD_BYTES_PER_TOKEN = 1.6  # compressed; 2.2 when unpacked in the cache
 STATE_BYTES = 16  # per parameter of a checkpoint: the weights twice, and Adam's two moments
@@ -196,33 +197,39 @@ class _Planner:
         config, recipe = self.suite.load_corpus(), self.suite.settings.data[0]
         file = MANIFEST if step.kind is Kind.shards else f'{TOKENIZER}/{TOKENIZER_RECIPE}'
         done = int(read_file(join(config.remote, file)) is not None)
-        seconds, basis = 0.0, 'the size of the text'
+        seconds, tokens, basis = 0.0, 0.0, 'the size of the text'
         for source in config.sources:
             match source.kind:
                 case SourceKind.documentation:
                     seconds += (source.max_documents or 0) / DOCUMENTS_PER_SECOND
+                    tokens += (source.max_documents or 0) * TOKENS_PER_DOCUMENT
                 case SourceKind.files if not done:  # finished shards are used without their text
                     size = sum(os.path.getsize(path) for path in find_files(source))
                     seconds += size / BYTES_PER_SECOND / count_cores()
+                    tokens += size * TOKENS_PER_BYTE
                 case SourceKind.huggingface:
                     basis = f'not timed: downloads, see {recipe}'
-        tokens = HUB_TOKENS.get(Path(recipe).stem, seconds * 0.1e6) if step.kind is Kind.shards else 0.0
-        disk = tokens * SHARD_BYTES_PER_TOKEN
+        disk = HUB_TOKENS.get(Path(recipe).stem, tokens) * SHARD_BYTES_PER_TOKEN * (step.kind is Kind.shards)
         return Item(step, step.kind.name, done, 1, {'': seconds / 2 * (1 - done)}, basis, disk_bytes=disk)
 
     def _plan_pretraining(self, step: Step, model: Model) -> Item:
         config, path = self.suite.load_pretraining(model), self.suite.run_folder(model) / RECORD
-        flops, precision = count_training_flops(config), config.training.precision
-        seconds, basis = self._estimate(step.kind, precision, flops)
-        runs = [run for run in self.evidence.runs.values() if run.training_precision is precision]
-        if speeds := [run.flops / (3600 * run.device_hours) for run in runs if run.flops and run.device_hours]:
-            seconds = START_SECONDS[step.kind] + flops / (median(speeds) * self.device.count)
+        training = config.training
+        flops, steps = count_training_flops(config), count_samples(training) // training.global_train_batch_size
+        used = replace(self, device=replace(self.device, count=fit_ranks(training, self.device.count)))
+        seconds, basis = used._estimate(step.kind, training.precision, flops)
+        runs = [run for run in self.evidence.runs.values() if run.training_precision is training.precision]
+        if speeds := [speed for run in runs if (speed := self.device.read_speed(run))]:
+            seconds = START_SECONDS[step.kind] + flops / (median(speeds) * used.device.count)
             basis = f'measured speed, {median(speeds):.1e} FLOP/s'
+        elif not self.device.is_cpu:
+            seconds = max(seconds, START_SECONDS[step.kind] + steps * STEP_SECONDS)
+        seconds += COMPILE_SECONDS * training.compile
         record = load_record(path, parse_pretraining) if path.exists() else None
         done = int(record is not None and record.status == 'finished' and is_run_of(record, config))
         disk = len(list_saved_samples(config)) * STATE_BYTES * sum(count_parameters(config.model).values())
         name = f'pretraining {config.run_name}'
-        return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, self.device.count, disk)
+        return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, used.device.count, disk)
 
     def _plan_rank(self, step: Step, model: Model) -> Item:
         config = self.suite.load_pretraining(model)

@@ -52,6 +52,7 @@ from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
 from maelm_composer.sweep.run import sweep
+from maelm_composer.training.plan import fit_ranks
 from maelm_composer.training.run import pretrain
 
 CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw at most 60
@@ -168,7 +169,13 @@ def make(suite: Suite, step: Step) -> None:
         case Step(Kind.pretraining, Model() as model):
             _pretrain(suite, model)
         case Step(Kind.finetuning, Model() as model):
-            result = sweep(suite.load_finetuning(model, step.samples, step.tasks))
+            config = suite.load_finetuning(model, step.samples, step.tasks)
+            if not Path(config.checkpoint).is_dir():
+                raise InputError(
+                    f'{config.checkpoint} is missing: it was removed, or the run was made with another '
+                    'training.checkpoint_interval_samples; set that one, or give --work another folder'
+                )
+            result = sweep(config)
             for found in result.tasks:
                 name = found.task.name
                 records: list[Finetuning] = [*found.finished]
@@ -195,9 +202,10 @@ def _are_shards_alone(corpus: CorpusConfig) -> bool:
 
 def _pretrain(suite: Suite, model: Model) -> None:
     """Pretrain in this process on one device, which saves seconds of start-up; else through Composer's launcher."""
-    count = torch.cuda.device_count()
-    if count <= 1:
-        pretrain(suite.load_pretraining(model))
+    config = suite.load_pretraining(model)
+    count = fit_ranks(config.training, torch.cuda.device_count() or 1)
+    if count == 1:
+        pretrain(config)
         torch.compiler.reset()  # torch refuses to compile a ninth version of one function
         gc.collect()
         torch.cuda.empty_cache()  # fine-tuning's workers share the device

@@ -263,6 +263,12 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
         model, checkpoints = demand.model, list_saved_samples(suite.load_pretraining(demand.model))
         tasks = [*tasks_of(suite.scale, demand.roles), *(suite.own_tasks if demand.own_tasks else ())]
         finetuned = checkpoints if demand.every_checkpoint else checkpoints[-1:]
+        kept = suite.load_pretraining(model).training.checkpoints_to_keep
+        if demand.every_checkpoint and kept > 0:
+            raise InputError(
+                f'settings of {suite.scale}: training.checkpoints_to_keep={kept}: some artefacts need every '
+                'checkpoint: leave this out'
+            )
         steps.setdefault(Step(Kind.pretraining, model), {})
         for samples in finetuned if tasks else ():
             steps.setdefault(Step(Kind.finetuning, model, samples), {}).update(dict.fromkeys(tasks))

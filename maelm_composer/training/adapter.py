@@ -68,7 +68,9 @@ class PretrainingModel(ComposerModel):
         """The model's output for a batch, whose tensors Composer hands on in a plain list or tuple."""
         batch = Batch(*batch)
         with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=self.is_bf16):
-            return self.model(batch)
+            output = self.model(batch)
+        # Composer keeps the output until the next one is there, with logits that training does not read.
+        return output._replace(logits=None) if self.training else output
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         return outputs.loss

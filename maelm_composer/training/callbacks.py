@@ -84,7 +84,7 @@ class GradientClipping(Callback):
             if not math.isfinite(value):
                 raise InputError(
                     f'{name} is {value} at batch {at.batch.value}, {at.sample.value} samples: '
-                    'the earlier checkpoints are complete; try a lower optimizer.learning_rate or '
+                    'earlier checkpoints, if any, are complete; try a lower optimizer.learning_rate or '
                     'optimizer.clip_norm, or training.precision=fp32, in a run of another run_name'
                 )
 

@@ -147,6 +147,11 @@ def count_positions(config: PretrainingConfig) -> tuple[int, int]:
     return count_visible(masking, length), count_masked(masking, length)[1]
 
 
+def fit_ranks(training: TrainingConfig, devices: int) -> int:
+    """The most of ``devices`` among which a global batch can be divided."""
+    return next(count for count in range(devices, 0, -1) if training.global_train_batch_size % count == 0)
+
+
 def count_samples(training: TrainingConfig) -> int:
     """Rows of all optimizer steps of a run: ``max_samples``, rounded up to whole batches."""
     batch = training.global_train_batch_size

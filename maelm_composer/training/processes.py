@@ -54,9 +54,10 @@ def start_rank(training: TrainingConfig) -> Device:
         raise InputError(
             f'{local_ranks} ranks on this machine, which has {gpus} GPUs: start the run with composer -n {gpus}'
         )
-    if local_ranks > 1 and 'OMP_NUM_THREADS' not in os.environ:
-        # Composer's launcher lets every rank use every core; on a CPU that is ten times slower.
-        torch.set_num_threads(max(1, count_cores() // local_ranks))
+    if 'OMP_NUM_THREADS' not in os.environ:
+        # Composer's launcher lets every rank use every core, and torch knows no container's quota; on a CPU either is
+        # many times slower.
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, count_cores() // local_ranks)))
     # Composer's default is TF32, but training.precision=fp32 promises fp32.
     device = DeviceGPU(allow_tf32=False) if gpus else DeviceCPU()
     if dist.get_world_size() > 1 or training.sharding is not Sharding.ddp:

@@ -114,24 +114,6 @@ def test_slots_have_the_bias_of_their_distances(length):
     assert_close(bias.between_slots(length), expected, rtol=0, atol=0)
 
 
-@pytest.mark.slow
-def test_two_threads_give_a_compiled_bias_the_same_gradient_each_time():
-    config = ModelConfig(hidden_size=96, num_attention_heads=3, max_seq_len=128)  # heads and threads do not match
-    bias = RelativePositionBias(config, config)
-    cotangent = torch.randn(3, 128, 128)
-    compiled = torch.compile(lambda: (bias.between_slots(128) * cotangent).sum())
-    threads, gradients = torch.get_num_threads(), set[bytes]()
-    torch.set_num_threads(2)
-    try:
-        for _ in range(200):
-            compiled().backward()
-            gradients.add(bias.weight.grad.numpy().tobytes())
-            bias.weight.grad = None
-    finally:
-        torch.set_num_threads(threads)
-    assert len(gradients) == 1
-
-
 @given(positions=st.sets(st.integers(0, 39), min_size=2, max_size=12), shift=st.integers(0, 39))
 def test_bias_depends_on_original_distance_only(positions, shift):
     """Omitted masked tokens count in distances; the offset of a row's first position does not."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from maelm_composer.config import Precision, SuiteConfig
+from maelm_composer.processor import count_cores
 from maelm_composer.records import collect_provenance
 from maelm_composer.suite.steps import Suite, load_suite
 from tests.records import make_pretraining
@@ -49,5 +50,6 @@ def write_record(path: Path, record: dict) -> Path:
 def make_run(name: str, **changes: object) -> dict:
     """The record of a run on this machine: 2e12 FLOPs in 10 seconds."""
     provenance = dataclasses.asdict(collect_provenance(SuiteConfig()))
-    own = {'flops': 2 * 10**12, 'device_hours': 10 / 3600, 'samples': 9600, 'provenance': provenance}
+    own = {'flops': 2 * 10**12, 'training_seconds': 10.0, 'device_hours': 10 / 3600, 'samples': 9600}
+    own |= {'device': f'CPU, {count_cores()} threads', 'provenance': provenance}
     return make_pretraining(name, **own | changes)

@@ -166,7 +166,7 @@ def test_measured_speed_takes_the_place_of_the_model(demo):
     assert items['fine-tuning demo at 768, 4 tasks'].basis.endswith('measured runs')
     other = plan_suite(dataclasses.replace(demo, precision=Precision.bf16), artefacts, SLOW)
     assert not any('measured' in item.basis for item in other)  # nor in another precision
-    write_record(demo.records / 'pretraining/demo.json', make_run('demo') | {'device_hours': 0.0})  # of three steps
+    write_record(demo.records / 'pretraining/demo.json', make_run('demo') | {'training_seconds': 0.0})  # of three steps
     assert 'FLOPs model' in {i.name: i for i in plan_suite(demo, artefacts, SLOW)}['pretraining demo-roberta'].basis
     elsewhere = make_run('demo')
     elsewhere['provenance']['cpu'] = f'{name_processor()} (another instruction set)'
@@ -226,6 +226,22 @@ def test_a_budget_does_not_depend_on_the_runs_that_are_here(capsys, tmp_path, mo
     (tmp_path / 'runs/suite/medium/precision.txt').write_text('fp32\n')
     print_budget(8, 'H100', 24.0, ['medium'])
     assert capsys.readouterr().out == before
+
+
+def test_small_models_on_gpus_take_the_time_of_their_steps_and_ranks_divide_the_batch(demo):
+    base, six = load_suite('base', demo.work), dataclasses.replace(H100, count=6)
+    (of_base,) = [i for i in plan_suite(base, [find_artefact('figure1')], six) if i.step.kind is Kind.pretraining]
+    assert of_base.num_devices == 4  # 2,048 rows
+    (of_demo,) = [i for i in plan_suite(demo, [find_artefact('figure1')], six) if i.step.kind is Kind.pretraining]
+    assert of_demo.seconds == pytest.approx(4 + 48 * 0.005)  # 768 rows in batches of 16
+
+
+def test_shards_of_files_are_about_as_large_as_their_compressed_text(tmp_path, monkeypatch):
+    monkeypatch.setenv('DATA_ROOT', str(tmp_path))
+    (tmp_path / 'corpus').mkdir()
+    (tmp_path / 'corpus/text.parquet').write_bytes(bytes(10**8))
+    shards = plan_suite(load_suite('small', tmp_path), [find_artefact('figure1')], SLOW)[1]
+    assert shards.disk_bytes == pytest.approx(1.28e8)
 
 
 def test_a_budget_says_what_fits(capsys):

@@ -73,7 +73,18 @@ def test_settings_of_a_file_replace_those_of_the_scale_even_by_nothing(tmp_path)
     assert changed.settings.pretraining == [*scale.settings.pretraining, 'seed=3']
 
 
-@pytest.mark.parametrize('scale', ['demo', *SMALL, 'medium', 'base'])
+def test_a_figure_of_every_checkpoint_refuses_that_some_are_removed(tmp_path):
+    path = tmp_path / 'settings.yaml'
+    path.write_text('pretraining: [training.checkpoints_to_keep=1]\n')
+    suite = load_suite('demo', tmp_path, added=path)
+    assert steps_of(suite, 'table1')  # needs the last one
+    with pytest.raises(
+        InputError, match=r'settings of demo: training\.checkpoints_to_keep=1: some artefacts need every'
+    ):
+        steps_of(suite, 'figure3')
+
+
+@pytest.mark.parametrize('scale', ['demo', *SMALL, 'medium', 'base', 'base_pp', 'large_pp'])
 def test_no_two_rows_of_table_2_are_one_model(scale, tmp_path, monkeypatch):
     monkeypatch.setenv('MAELM_DATA', str(tmp_path))
     suite = load_suite(scale, tmp_path)

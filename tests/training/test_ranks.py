@@ -67,6 +67,18 @@ def test_a_rank_waits_for_the_end_of_the_one_that_closed_its_connections(tmp_pat
     assert (tmp_path / '1').read_text() == 'rank 0 has ended\n'
 
 
+def test_a_run_takes_no_more_threads_than_the_quota_of_its_container(recipe, monkeypatch):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    monkeypatch.setattr('maelm_composer.training.processes.count_cores', lambda: 1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        start_rank(recipe().training)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_torchrun_s_nodes_are_ours_and_processes_that_do_not_know_each_other_are_refused(recipe, monkeypatch):
     training = recipe().training
     monkeypatch.setenv('NODE_RANK', '')
