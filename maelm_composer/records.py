@@ -29,6 +29,7 @@ from maelm_composer.recipe import hash_config
 
 PACKAGES = ('torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'numpy')
 CONTENT_HASH = 'content hash of data.remote'  # key of a pretraining run's identity
+DIVERGED = 'diverged'  # begins the ending of a run whose loss or gradient was not finite
 STRICT = ConfigDict(extra='forbid', strict=True)
 AnyRecord = TypeVar('AnyRecord', bound='Record')
 
@@ -115,6 +116,11 @@ class UnfinishedPretraining(_Pretraining):
 
     status: Literal['running', 'stopped', 'failed'] = 'running'
     ending: str | None = None  # how it stopped, or the line of the error
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether its loss or gradient was not finite, which it meets again whenever it is resumed."""
+        return self.status == 'failed' and str(self.ending).startswith(DIVERGED)
 
 
 class PretrainingRecord(_Pretraining):

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
+from maelm_composer.checkpoints.find import read_record
 from maelm_composer.checkpoints.names import METRICS, RECORD, name_checkpoint
 from maelm_composer.cluster import connect_ray, ending_with_ray
-from maelm_composer.config import CorpusConfig, Precision
+from maelm_composer.config import CorpusConfig, Precision, PretrainingConfig
 from maelm_composer.console import format_duration
 from maelm_composer.data.corpora import describe_source
 from maelm_composer.data.manifest import MANIFEST, load_manifest
@@ -38,6 +39,7 @@ from maelm_composer.records import (
     Finetuning,
     Parser,
     RankRecord,
+    UnfinishedPretraining,
     load_folder,
     load_record,
     parse_finetuning,
@@ -54,6 +56,7 @@ from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_s
 from maelm_composer.sweep.run import sweep
 from maelm_composer.training.plan import fit_ranks
 from maelm_composer.training.run import pretrain
+from maelm_composer.training.run_record import is_run_of
 
 CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw at most 60
 STOPPED = 'stopped; the same command resumes'
@@ -103,8 +106,9 @@ def make_and_print(suite: Suite, artefacts: Sequence[Artefact]) -> int:
 def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = None) -> None:
     """Run every missing step of ``artefacts``, copy the records to the results, and make the tables.
 
-    A fine-tuning run that fails raises nothing: its record says why, and the tables show a missing number. Figures
-    and the page take seconds, so a caller makes the report when all artefacts are made.
+    A pretraining run that diverges and a fine-tuning run that fails raise nothing: their records say why, and the
+    tables show a missing number. Figures and the page take seconds, so a caller makes the report when all artefacts
+    are made.
 
     Args:
         note: called after every step.
@@ -116,11 +120,18 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = N
         for folder in sorted({suite.work.resolve(), suite.records.parent.resolve()}):
             locks.enter_context(lock_folder(folder, 'benchmark suite'))
         suite = settle_precision(suite)
-        steps = list_steps(suite, artefacts)
+        steps, diverged = list_steps(suite, artefacts), set[Model | None]()
         _assert_one_name(suite, [step.model for step in steps if step.model is not None])
         for step in steps:
+            if step.model in diverged:
+                continue
             start = time.monotonic()
-            make(suite, step)
+            try:
+                make(suite, step)
+            except DivergedError as error:
+                print(f'failed: {error}', file=sys.stderr, flush=True)
+                diverged.add(step.model)
+                continue
             if note is not None:
                 note(step, time.monotonic() - start)
         write_tables(suite.records.parent, load_evidence(suite.records.parent, suite.scale))
@@ -200,9 +211,36 @@ def _are_shards_alone(corpus: CorpusConfig) -> bool:
     return False
 
 
+class DivergedError(InputError):
+    """A pretraining run has diverged, now or in an earlier call of the suite. Its record is published."""
+
+
 def _pretrain(suite: Suite, model: Model) -> None:
+    config, folder = suite.load_pretraining(model), suite.run_folder(model)
+
+    def find_divergence() -> UnfinishedPretraining | None:
+        record = read_record(str(folder))
+        if isinstance(record, UnfinishedPretraining) and record.has_diverged and is_run_of(record, config):
+            return record
+        return None
+
+    if (failed := find_divergence()) is None:
+        try:
+            _train(suite, model, config)
+        except InputError:
+            if (failed := find_divergence()) is None:
+                raise
+    if failed is None:
+        collect_run(folder, suite.records)
+        return
+    path = suite.records / 'pretraining' / f'{failed.run_name}.json'
+    if not (path.exists() and is_run_of(load_record(path, parse_pretraining), config)):
+        write_record(path, failed)
+    raise DivergedError(f'pretraining {failed.run_name}: {failed.ending}; to try it again, remove {folder}')
+
+
+def _train(suite: Suite, model: Model, config: PretrainingConfig) -> None:
     """Pretrain in this process on one device, which saves seconds of start-up; else through Composer's launcher."""
-    config = suite.load_pretraining(model)
     count = fit_ranks(config.training, torch.cuda.device_count() or 1)
     if count == 1:
         pretrain(config)
@@ -213,7 +251,6 @@ def _pretrain(suite: Suite, model: Model) -> None:
         launcher = [sys.executable, '-m', 'composer.cli', '-n', str(count), '-m', 'maelm_composer.train']
         if _launch([*launcher, str(suite.write_recipe(model))]):
             raise InputError(f'pretraining {model.run_name(suite.scale)} failed: the error is printed above')
-    collect_run(suite.run_folder(model), suite.records)
 
 
 def _launch(command: Sequence[str]) -> int:

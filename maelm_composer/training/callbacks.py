@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from maelm_composer.errors import InputError
 from maelm_composer.files import replacing
+from maelm_composer.records import DIVERGED
 
 TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # on a CPU in fp32, a resumed run repeats all others exactly
 EVAL_COLUMNS = ('eval_loss', 'eval_perplexity', 'eval_accuracy')
@@ -83,7 +84,7 @@ class GradientClipping(Callback):
         for name, value in values.items():
             if not math.isfinite(value):
                 raise InputError(
-                    f'{name} is {value} at batch {at.batch.value}, {at.sample.value} samples: '
+                    f'{DIVERGED}: {name} is {value} at batch {at.batch.value}, {at.sample.value} samples; '
                     'earlier checkpoints, if any, are complete; try a lower optimizer.learning_rate or '
                     'optimizer.clip_norm, or training.precision=fp32, in a run of another run_name'
                 )

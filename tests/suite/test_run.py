@@ -227,6 +227,21 @@ def test_a_seed_is_not_trained_twice_under_two_names(demo):
         run.run_suite(dataclasses.replace(demo, settings=seeds([own_seed, 18], {})), figures[:1])
 
 
+def test_a_suite_goes_on_without_a_run_that_diverges(tmp_path, capfd):
+    suite = make_tiny(tmp_path)
+    Archive(suite.results, 'demo').add_everything(models=(MAE_LM,))
+    pairs = {'roberta': ['optimizer.learning_rate=1e30', 'training.compile=false']}
+    suite = dataclasses.replace(suite, settings=dataclasses.replace(suite.settings, pretraining_of=pairs))
+    for _ in range(2):
+        run.run_suite(suite, [find_artefact('figure1')])
+        told = capfd.readouterr()
+        assert 'failed: pretraining demo-roberta: diverged: loss is nan at batch ' in told.err
+        assert f'to try it again, remove {suite.run_folder(ROBERTA)}\n' in told.err
+    assert 'samples/s' not in told.out  # the second call trains nothing
+    assert read_records(tmp_path)['pretraining/demo-roberta.json']['ending'].startswith('diverged: loss is nan')
+    assert 'pretraining of demo-roberta failed: diverged' in (tmp_path / 'results/demo/figure1.csv').read_text()
+
+
 def test_every_model_of_a_suite_can_be_compiled(demo, monkeypatch):
     """torch gives up on a function after eight versions, and so does a compiled model that must be one graph."""
 
