@@ -40,16 +40,16 @@ from maelm_composer.records import (
     Parser,
     RankRecord,
     UnfinishedPretraining,
-    load_folder,
     load_record,
     parse_finetuning,
     parse_pretraining,
     parse_rank,
     write_record,
 )
-from maelm_composer.reporting.artefacts import DEMO, Artefact, Model
+from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import print_tables, report, write_tables
+from maelm_composer.suite.checks import assert_one_name, assert_one_protocol, assert_own_records
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
@@ -121,7 +121,8 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = N
             locks.enter_context(lock_folder(folder, 'benchmark suite'))
         suite = settle_precision(suite)
         steps, diverged = list_steps(suite, artefacts), set[Model | None]()
-        _assert_one_name(suite, [step.model for step in steps if step.model is not None])
+        assert_one_name(suite, [step.model for step in steps if step.model is not None])
+        assert_one_protocol(suite, steps)
         for step in steps:
             if step.model in diverged:
                 continue
@@ -135,28 +136,6 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = N
             if note is not None:
                 note(step, time.monotonic() - start)
         write_tables(suite.records.parent, load_evidence(suite.records.parent, suite.scale))
-
-
-def _assert_one_name(suite: Suite, models: Sequence[Model]) -> None:
-    """Raise InputError if a run without a seed in its name is to be trained again under the name with its seed."""
-    for model in dict.fromkeys(models):
-        unnamed = replace(model, seed=None)
-        name, seed = unnamed.run_name(suite.scale), suite.load_pretraining(unnamed).seed
-        is_there = unnamed in models or (suite.records / 'pretraining' / f'{name}.json').exists()
-        if model.seed == seed and is_there:
-            raise InputError(
-                f'{model.run_name(suite.scale)} is the run {name} once more, which counts as this seed: leave {seed} '
-                'out of the pretraining seeds'
-            )
-
-
-def _assert_own_records(suite: Suite, text: str) -> None:
-    """Raise InputError if the results are of another text, whose records the report would refuse in the end."""
-    for record in load_folder(suite.records / 'pretraining', parse_pretraining):
-        if record.data_hash != text and suite.scale != DEMO:  # the demo makes all of its runs anew
-            raise InputError(
-                f'{suite.records} has runs on another text, such as {record.run_name}: give --results another folder'
-            )
 
 
 def settle_precision(suite: Suite) -> Suite:
@@ -176,7 +155,7 @@ def make(suite: Suite, step: Step) -> None:
                 build = build_tokenizer if step.kind is Kind.tokenizer else build_shards
                 build(corpus)
             if step.kind is Kind.shards:
-                _assert_own_records(suite, load_manifest(corpus.remote).content_hash)
+                assert_own_records(suite, load_manifest(corpus.remote).content_hash)
         case Step(Kind.pretraining, Model() as model):
             _pretrain(suite, model)
         case Step(Kind.finetuning, Model() as model):

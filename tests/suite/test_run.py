@@ -23,11 +23,13 @@ from maelm_composer.config import Precision
 from maelm_composer.data.manifest import Manifest, save_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_json
+from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.precision import Speeds
 from maelm_composer.records import CONTENT_HASH
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, find_artefact
 from maelm_composer.suite import run
-from maelm_composer.suite.steps import Kind, Step, Suite, load_suite
+from maelm_composer.suite.checks import assert_one_protocol
+from maelm_composer.suite.steps import Kind, Step, Suite, list_steps, load_suite
 from tests.records import make_finetuning, make_pretraining, make_rank, make_running
 from tests.reporting.conftest import Archive
 
@@ -225,6 +227,25 @@ def test_a_seed_is_not_trained_twice_under_two_names(demo):
     write_json(demo.records / 'pretraining/demo-roberta.json', make_pretraining('demo-roberta'))
     with pytest.raises(InputError, match=f'leave {own_seed} out of the pretraining seeds'):
         run.run_suite(dataclasses.replace(demo, settings=seeds([own_seed, 18], {})), figures[:1])
+
+
+def test_records_of_another_protocol_that_stay_are_refused_before_anything_is_trained(demo):
+    steps = [step for step in list_steps(demo, [find_artefact('table1')]) if step.model == ROBERTA]
+    (step,) = [step for step in steps if step.kind is Kind.finetuning]
+    config = dataclasses.replace(
+        demo.load_finetuning(ROBERTA, step.samples, step.tasks), task='demo_pair', max_seq_len=64
+    )
+    record = make_finetuning('demo_pair', 'demo', protocol=describe_protocol(config) | {'measures_rank': True})
+    write_json(demo.records / 'finetuning/demo_pair.json', record)
+    assert_one_protocol(demo, steps)
+    record['protocol']['clip_norm'] = 7.0
+    write_json(demo.records / 'finetuning/demo_pair.json', record)
+    message = 'demo was fine-tuned on demo_pair with clip_norm = 7.0, not 0.0, and is not among the models of this call'
+    with pytest.raises(InputError, match=message):
+        run.run_suite(demo, [find_artefact('table1')])
+    mine = make_finetuning('demo_pair', 'demo-roberta', step.samples, protocol=record['protocol'])
+    write_json(demo.records / 'finetuning/demo_pair.json', mine)
+    assert_one_protocol(demo, steps)  # is replaced
 
 
 def test_a_suite_goes_on_without_a_run_that_diverges(tmp_path, capfd):

@@ -1,0 +1,54 @@
+"""What a suite refuses before its work, since the report would refuse it in the end."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from maelm_composer.errors import InputError
+from maelm_composer.finetuning.identity import describe_protocol, fit_rows
+from maelm_composer.records import load_folder, parse_finetuning, parse_pretraining
+from maelm_composer.reporting.artefacts import DEMO, Model
+from maelm_composer.suite.steps import Kind, Step, Suite
+
+
+def assert_one_name(suite: Suite, models: Sequence[Model]) -> None:
+    """Raise InputError if a run without a seed in its name is to be trained again under the name with its seed."""
+    for model in dict.fromkeys(models):
+        unnamed = replace(model, seed=None)
+        name, seed = unnamed.run_name(suite.scale), suite.load_pretraining(unnamed).seed
+        is_there = unnamed in models or (suite.records / 'pretraining' / f'{name}.json').exists()
+        if model.seed == seed and is_there:
+            raise InputError(
+                f'{model.run_name(suite.scale)} is the run {name} once more, which counts as this seed: leave {seed} '
+                'out of the pretraining seeds'
+            )
+
+
+def assert_one_protocol(suite: Suite, steps: Sequence[Step]) -> None:
+    """Raise InputError if the results have records of another protocol that these ``steps`` do not replace."""
+    protocols, replaced = dict[str, dict[str, Any]](), set()
+    for step in steps:
+        if step.kind is Kind.finetuning and step.model is not None:
+            config = suite.load_finetuning(step.model, step.samples, step.tasks)
+            config = fit_rows(config, suite.load_pretraining(step.model).model.max_seq_len)
+            protocols |= {task: describe_protocol(replace(config, task=task)) for task in step.tasks}
+            replaced |= {(step.model.run_name(suite.scale), step.samples, task) for task in step.tasks}
+    for record in load_folder(suite.records / 'finetuning', parse_finetuning):
+        ours, checkpoint = protocols.get(record.task), record.checkpoint
+        if ours is None or (checkpoint.run_name, checkpoint.samples, record.task) in replaced:
+            continue
+        for name in sorted((ours.keys() | record.protocol.keys()) - {'measures_rank'}):
+            if (new := ours.get(name)) != (old := record.protocol.get(name)):
+                raise InputError(
+                    f'{suite.records}: {checkpoint.run_name} was fine-tuned on {record.task} with {name} = {old}, not '
+                    f'{new}, and is not among the models of this call: give --results another folder'
+                )
+
+
+def assert_own_records(suite: Suite, text: str) -> None:
+    """Raise InputError if the results are of another text, whose records the report would refuse in the end."""
+    for record in load_folder(suite.records / 'pretraining', parse_pretraining):
+        if record.data_hash != text and suite.scale != DEMO:  # the demo makes all of its runs anew
+            raise InputError(
+                f'{suite.records} has runs on another text, such as {record.run_name}: give --results another folder'
+            )
