@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from enum import Enum
 from importlib import metadata
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -172,7 +173,7 @@ def compare(first: Checkpoint, second: Checkpoint, recipe: Recipe) -> None:
     from maelm_composer.sweep.search import refuse_searched
 
     refuse_searched(config, recipe)
-    raise typer.Exit(compare_and_print(*(replace(config, checkpoint=name) for name in (first, second))))
+    raise typer.Exit(compare_and_print(*(replace(config, checkpoint=expanduser(name)) for name in (first, second))))
 
 
 @app.command()

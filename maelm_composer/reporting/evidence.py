@@ -96,7 +96,9 @@ class Evidence:
         for run in self.find_runs(model):
             at = run.samples if samples is None else samples
             found = self._grouped.get((task, run.run_name, at), [])
-            if (point := select_point(found)) is not None:
+            where = task, run.run_name, at
+            failed = [f for f in self.failures if (f.task, f.checkpoint.run_name, f.checkpoint.samples) == where]
+            if (point := select_point([*found, *failed])) is not None:
                 chosen = sorted((r for r in found if r.point == point), key=lambda record: record.seed)
                 for one, other in itertools.pairwise(chosen):
                     if one.seed == other.seed:

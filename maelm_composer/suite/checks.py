@@ -1,14 +1,16 @@
-"""What a suite refuses before its work, since the report would refuse it in the end."""
+"""What a suite refuses before its work, since the report would refuse it in the end, and what it does not repeat."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from maelm_composer.checkpoints.find import read_record
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol, fit_rows
-from maelm_composer.records import load_folder, parse_finetuning, parse_pretraining
+from maelm_composer.records import UnfinishedPretraining, load_folder, parse_finetuning, parse_pretraining
 from maelm_composer.reporting.artefacts import DEMO, Model
 from maelm_composer.suite.steps import Kind, Step, Suite
+from maelm_composer.training.run_record import is_run_of
 
 
 def assert_one_name(suite: Suite, models: Sequence[Model]) -> None:
@@ -35,14 +37,24 @@ def assert_one_protocol(suite: Suite, steps: Sequence[Step]) -> None:
             replaced |= {(step.model.run_name(suite.scale), step.samples, task) for task in step.tasks}
     for record in load_folder(suite.records / 'finetuning', parse_finetuning):
         ours, checkpoint = protocols.get(record.task), record.checkpoint
-        if ours is None or (checkpoint.run_name, checkpoint.samples, record.task) in replaced:
+        is_replaced = (checkpoint.run_name, checkpoint.samples, record.task) in replaced
+        if ours is None or is_replaced or record.status == 'failed':
             continue
         for name in sorted((ours.keys() | record.protocol.keys()) - {'measures_rank'}):
             if (new := ours.get(name)) != (old := record.protocol.get(name)):
                 raise InputError(
-                    f'{suite.records}: {checkpoint.run_name} was fine-tuned on {record.task} with {name} = {old}, not '
-                    f'{new}, and is not among the models of this call: give --results another folder'
+                    f'{suite.records}: {checkpoint.run_name} at {checkpoint.samples} samples was fine-tuned on '
+                    f'{record.task} with {name} = {old}, not {new}, which this call does not repeat: give --results '
+                    'another folder'
                 )
+
+
+def find_divergence(suite: Suite, model: Model) -> UnfinishedPretraining | None:
+    """The record in the run's folder if the run has diverged: it would do so again whenever it is resumed."""
+    record = read_record(str(suite.run_folder(model)))
+    if not (isinstance(record, UnfinishedPretraining) and record.has_diverged):
+        return None
+    return record if is_run_of(record, suite.load_pretraining(model)) else None
 
 
 def assert_own_records(suite: Suite, text: str) -> None:

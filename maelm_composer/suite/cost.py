@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+import psutil
+
 from maelm_composer.config import FinetuningConfig, ModelConfig, TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.model.cost import count_forward_flops
@@ -117,8 +119,10 @@ class Device:
     def read_speed(self, run: PretrainingRecord) -> float | None:
         """FLOP/s of one device in ``run``; None if unknown, or if the run did not use all cores of this CPU."""
         seconds = run.training_seconds if self.is_cpu else 3600 * run.device_hours
-        is_whole = not self.is_cpu or run.device == f'CPU, {count_cores() // run.world_size} threads'
-        return run.flops / seconds if run.flops and seconds and is_whole else None
+        if self.is_cpu:  # torch takes one thread for each physical core
+            cores = min(count_cores(), psutil.cpu_count(logical=False) or count_cores())
+            seconds *= run.device in {f'CPU, {number // run.world_size} threads' for number in (cores, count_cores())}
+        return run.flops / seconds if run.flops and seconds else None
 
     def select_same(self, evidence: Evidence) -> Evidence:
         """The records of runs on this kind of device; a CPU must be that of this machine."""

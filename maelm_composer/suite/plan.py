@@ -21,6 +21,7 @@ from maelm_composer.records import Finetuning, load_folder, load_record, parse_f
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.load import read_evidence
+from maelm_composer.suite.checks import find_divergence
 from maelm_composer.suite.cost import Device, count_finetuning_flops, count_rank_flops, describe_device
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_saved_samples, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
@@ -72,7 +73,9 @@ class Item:
 
 
 def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> list[Item]:
-    """Every step that ``artefacts`` need. If no precision is chosen yet, the faster one of ``device`` is assumed.
+    """Every step that ``artefacts`` need, but those of models that have diverged.
+
+    If no precision is chosen yet, the faster one of ``device`` is assumed.
 
     Raises:
         InputError: settings that cannot be read.
@@ -81,7 +84,9 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
         suite = replace(suite, precision=Precision.bf16 if device.bf16 > device.fp32 else Precision.fp32)
     evidence = device.select_same(read_evidence(suite.records, suite.scale))
     planner = _Planner(suite, device, evidence, load_folder(suite.finetuning_folder, parse_finetuning))
-    return [planner.plan(step) for step in list_steps(suite, artefacts)]
+    steps = list_steps(suite, artefacts)
+    given_up = {model for step in steps if (model := step.model) is not None and find_divergence(suite, model)}
+    return [planner.plan(step) for step in steps if step.model not in given_up]
 
 
 def sum_seconds(items: Sequence[Item]) -> float:

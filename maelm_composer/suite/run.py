@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
-from maelm_composer.checkpoints.find import read_record
 from maelm_composer.checkpoints.names import METRICS, RECORD, name_checkpoint
 from maelm_composer.cluster import connect_ray, ending_with_ray
 from maelm_composer.config import CorpusConfig, Precision, PretrainingConfig
@@ -38,8 +37,8 @@ from maelm_composer.records import (
     FailedFinetuning,
     Finetuning,
     Parser,
+    PretrainingRecord,
     RankRecord,
-    UnfinishedPretraining,
     load_record,
     parse_finetuning,
     parse_pretraining,
@@ -49,7 +48,7 @@ from maelm_composer.records import (
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import print_tables, report, write_tables
-from maelm_composer.suite.checks import assert_one_name, assert_one_protocol, assert_own_records
+from maelm_composer.suite.checks import assert_one_name, assert_one_protocol, assert_own_records, find_divergence
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
@@ -196,24 +195,20 @@ class DivergedError(InputError):
 
 def _pretrain(suite: Suite, model: Model) -> None:
     config, folder = suite.load_pretraining(model), suite.run_folder(model)
-
-    def find_divergence() -> UnfinishedPretraining | None:
-        record = read_record(str(folder))
-        if isinstance(record, UnfinishedPretraining) and record.has_diverged and is_run_of(record, config):
-            return record
-        return None
-
-    if (failed := find_divergence()) is None:
+    if (failed := find_divergence(suite, model)) is None:
         try:
             _train(suite, model, config)
         except InputError:
-            if (failed := find_divergence()) is None:
+            if (failed := find_divergence(suite, model)) is None:
                 raise
     if failed is None:
         collect_run(folder, suite.records)
         return
     path = suite.records / 'pretraining' / f'{failed.run_name}.json'
-    if not (path.exists() and is_run_of(load_record(path, parse_pretraining), config)):
+    published = load_record(path, parse_pretraining) if path.exists() else None
+    if not (isinstance(published, PretrainingRecord) and is_run_of(published, config)):
+        _remove_measurements(suite.records, failed.run_name)
+        path.with_suffix('.csv').unlink(missing_ok=True)
         write_record(path, failed)
     raise DivergedError(f'pretraining {failed.run_name}: {failed.ending}; to try it again, remove {folder}')
 
@@ -250,8 +245,7 @@ def collect_run(folder: Path, records: Path) -> None:
     record = load_record(folder / RECORD, parse_pretraining)
     path = records / 'pretraining' / f'{record.run_name}.json'
     if path.exists() and load_record(path, parse_pretraining) != record:
-        _remove(records / 'finetuning', parse_finetuning, lambda old: old.checkpoint.run_name == record.run_name)
-        _remove(records / 'rank', parse_rank, lambda old: old.checkpoint.run_name == record.run_name)
+        _remove_measurements(records, record.run_name)
     write_text(path.with_suffix('.csv'), thin_curve((folder / METRICS).read_text(encoding='utf-8')))
     _publish(path, record, parse_pretraining)
 
@@ -302,6 +296,11 @@ def _publish(path: Path, record: AnyRecord, parse: Parser[AnyRecord]) -> None:
 def _hide_path(checkpoint: EncoderIdentity) -> EncoderIdentity:
     """Reduce the path to a file name, since results are published; the hash identifies the file."""
     return replace(checkpoint, uri=Path(checkpoint.uri).name)
+
+
+def _remove_measurements(records: Path, run_name: str) -> None:
+    _remove(records / 'finetuning', parse_finetuning, lambda old: old.checkpoint.run_name == run_name)
+    _remove(records / 'rank', parse_rank, lambda old: old.checkpoint.run_name == run_name)
 
 
 def _remove(folder: Path, parse: Parser[AnyRecord], is_stale: Callable[[AnyRecord], bool]) -> None:

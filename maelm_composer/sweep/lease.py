@@ -2,8 +2,8 @@
 
 A lease works between hosts that share a folder, where kernel locks often do not. The lease of a killed process ends at
 once on its own host; elsewhere, or while the process is a zombie, when its file has stayed unchanged for
-``LEASE_SECONDS``. A process that is suspended for longer loses its lease and may go on: the run is then made
-twice, with the same record.
+``LEASE_SECONDS``. A process that is suspended for longer loses its lease and may go on, and on NFS two processes may
+take a dead one's lease at the same moment: the run is then made twice, with the same record.
 """
 
 import contextlib

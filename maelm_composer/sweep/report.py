@@ -51,9 +51,9 @@ class Progress:
         self.live.console.print(f'[{done}/{total}] {_name_run(record)}: {outcome}', soft_wrap=not self.is_live)
 
     def announce_wait(self, count: int) -> None:
-        """Say once that the last ``count`` runs are those of another sweep, which may have been killed."""
+        """Say once that ``count`` runs are those of another sweep, which may have been killed."""
         if not self.has_announced_wait:
-            wait = f'another sweep makes the last {count} runs; if it was killed, they begin in {LEASE_SECONDS} s'
+            wait = f'another sweep makes {count} runs; if it was killed, they begin within {LEASE_SECONDS} s'
             self.live.console.print(wait, soft_wrap=not self.is_live)
         self.has_announced_wait = True
 

@@ -139,18 +139,20 @@ def run_cost(config: FinetuningConfig, epochs: float, training: float, evaluatio
 def select_point(records: Sequence[Finetuning]) -> Point | None:
     """The best point of one task's records; None if no run finished.
 
-    The best point has the most seeds, then the highest median score over the seeds that all points have, then the
-    lowest learning rate, the smallest batch, the fewest epochs and the shortest warm-up. So a grid on one seed has the
-    same best point with and without the runs on other seeds, also where these are of two points because the first best
-    one was beaten by a run that had failed at first.
+    The best point has the most finished seeds, then the highest median score over the seeds that were tried at all
+    points, then the lowest learning rate, the smallest batch, the fewest epochs and the shortest warm-up. So a grid on
+    one seed has the same best point with and without the runs on other seeds, also where these are of two points
+    because the first best one was beaten by a run that had failed at first.
     """
     scores: dict[Point, dict[int, float]] = defaultdict(dict)
+    tried: dict[Point, set[int]] = defaultdict(set)
     for record in records:
+        tried[record.point].add(record.seed)
         if isinstance(record, FinetuningRecord):
             scores[record.point][record.seed] = record.score
-    shared = set.intersection(*map(set, scores.values())) if scores else set()
+    everywhere = set.intersection(*tried.values()) if tried else set()
     merits = {
-        point: (len(of_point), median(of_point[seed] for seed in shared or of_point))
+        point: (len(of_point), median(of_point[seed] for seed in of_point.keys() & everywhere or of_point))
         for point, of_point in scores.items()
     }
     return min((point for point in merits if merits[point] == max(merits.values())), default=None)
@@ -158,9 +160,10 @@ def select_point(records: Sequence[Finetuning]) -> Point | None:
 
 def conclude(config: FinetuningConfig, task: Task, records: Sequence[Finetuning]) -> TaskResult:
     """The outcome of a search from the records of its runs."""
-    finished = candidates = [record for record in records if isinstance(record, FinetuningRecord)]
+    finished = [record for record in records if isinstance(record, FinetuningRecord)]
+    candidates = list(records)
     if config.sweep.selection is SelectionProtocol.grid_on_one_seed:
-        candidates = [record for record in finished if record.seed == config.sweep.seeds[0]]
+        candidates = [record for record in records if record.seed == config.sweep.seeds[0]]
     point = select_point(candidates)
     chosen = [record for record in finished if record.point == point]
     chosen.sort(key=lambda record: config.sweep.seeds.index(record.seed))

@@ -29,6 +29,8 @@ from maelm_composer.records import CONTENT_HASH
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, find_artefact
 from maelm_composer.suite import run
 from maelm_composer.suite.checks import assert_one_protocol
+from maelm_composer.suite.cost import Device
+from maelm_composer.suite.plan import plan_suite
 from maelm_composer.suite.steps import Kind, Step, Suite, list_steps, load_suite
 from tests.records import make_finetuning, make_pretraining, make_rank, make_running
 from tests.reporting.conftest import Archive
@@ -45,6 +47,7 @@ TINY = {
 }
 # What a clock or a path decides, not the work.
 VOLATILE = {'provenance', 'uri', 'device_hours', 'recipe_hash', 'examples_per_second', 'tokens_per_second', 'remote'}
+SLOW = Device('cpu', 1, fp32=1e11, bf16=5e9)
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -240,7 +243,7 @@ def test_records_of_another_protocol_that_stay_are_refused_before_anything_is_tr
     assert_one_protocol(demo, steps)
     record['protocol']['clip_norm'] = 7.0
     write_json(demo.records / 'finetuning/demo_pair.json', record)
-    message = 'demo was fine-tuned on demo_pair with clip_norm = 7.0, not 0.0, and is not among the models of this call'
+    message = 'demo at 400 samples was fine-tuned on demo_pair with clip_norm = 7.0, not 0.0, which this call does not'
     with pytest.raises(InputError, match=message):
         run.run_suite(demo, [find_artefact('table1')])
     mine = make_finetuning('demo_pair', 'demo-roberta', step.samples, protocol=record['protocol'])
@@ -253,12 +256,14 @@ def test_a_suite_goes_on_without_a_run_that_diverges(tmp_path, capfd):
     Archive(suite.results, 'demo').add_everything(models=(MAE_LM,))
     pairs = {'roberta': ['optimizer.learning_rate=1e30', 'training.compile=false']}
     suite = dataclasses.replace(suite, settings=dataclasses.replace(suite.settings, pretraining_of=pairs))
-    for _ in range(2):
+    for turn in range(2):
         run.run_suite(suite, [find_artefact('figure1')])
         told = capfd.readouterr()
+        assert ('schedule     learning rate 0 to 1e+30' in told.out) == (turn == 0)  # the second call trains nothing
         assert 'failed: pretraining demo-roberta: diverged: loss is nan at batch ' in told.err
         assert f'to try it again, remove {suite.run_folder(ROBERTA)}\n' in told.err
-    assert 'samples/s' not in told.out  # the second call trains nothing
+    planned = plan_suite(run.settle_precision(suite), [find_artefact('figure1')], SLOW)
+    assert [item.step.model for item in planned] == [None, None]
     assert read_records(tmp_path)['pretraining/demo-roberta.json']['ending'].startswith('diverged: loss is nan')
     assert 'pretraining of demo-roberta failed: diverged' in (tmp_path / 'results/demo/figure1.csv').read_text()
 

@@ -198,6 +198,16 @@ def test_a_point_that_was_beaten_after_its_repeats_stays_beaten():
     assert select_point(records) == conclude(make_config(), find_task('rte'), records).point == Point(3e-5, 16, 2, 0.06)
 
 
+def test_a_point_that_mostly_failed_does_not_change_which_of_the_others_is_best():
+    scores = {2e-5: [0.6, *[0.8] * 4], 3e-5: [0.65, *[0.5] * 4], 1e-3: [0.3, *[None] * 4]}
+    records = [
+        make_record(score, (rate, 16, 2, 0.06), seed)
+        for rate, of_rate in scores.items()
+        for seed, score in enumerate(of_rate, start=1)
+    ]
+    assert select_point(records) == Point(2e-5, 16, 2, 0.06)
+
+
 def test_avg_counts_mnli_matched_once_and_needs_all_eight():
     medians = dict(zip(GLUE, [0.844, 0.917, 0.918, 0.934, 0.631, 0.769, 0.89, 0.88], strict=True))
     tasks = [TaskResult(find_task(name), None, [make_record(score)], [], 1) for name, score in medians.items()]
