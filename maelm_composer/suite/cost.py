@@ -119,10 +119,14 @@ class Device:
     def read_speed(self, run: PretrainingRecord) -> float | None:
         """FLOP/s of one device in ``run``; None if unknown, or if the run did not use all cores of this CPU."""
         seconds = run.training_seconds if self.is_cpu else 3600 * run.device_hours
-        if self.is_cpu:  # torch takes one thread for each physical core
-            cores = min(count_cores(), psutil.cpu_count(logical=False) or count_cores())
-            seconds *= run.device in {f'CPU, {number // run.world_size} threads' for number in (cores, count_cores())}
-        return run.flops / seconds if run.flops and seconds else None
+        if not (run.flops and seconds):
+            return None
+        if self.is_cpu:
+            cores = count_cores()
+            physical = min(cores, psutil.cpu_count(logical=False) or cores)  # torch takes one thread for each of these
+            if run.device not in {f'CPU, {number // run.world_size} threads' for number in (physical, cores)}:
+                return None
+        return run.flops / seconds
 
     def select_same(self, evidence: Evidence) -> Evidence:
         """The records of runs on this kind of device; a CPU must be that of this machine."""
