@@ -99,7 +99,7 @@ class DataConfig:
 
 @dataclass
 class MaskingConfig:
-    mlm_probability: float = number(0.15, above=0, below=1)  # share of the positions that are masked
+    mlm_probability: float = number(0.15, above=0, below=1)  # share of masked tokens; below 0.45: rows may be half full
     encoder_mask_fraction: float = number(0.0, at_least=0, at_most=1)  # δ: share of the [MASK]s that the encoder sees
     encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token  # at masks that the encoder sees
     decoder_resets_masks: bool = False  # true: the decoder reads e_[MASK] at masks that the encoder saw
@@ -138,6 +138,11 @@ class ModelConfig:
     relative_position_init: RelativePositionInit = RelativePositionInit.normal  # local: higher biases for near tokens
     head_bias_init: HeadBiasInit = HeadBiasInit.zeros  # unigram: log frequencies of the training tokens
     decoder: DecoderConfig | None = field(default_factory=DecoderConfig)  # null: plain MLM
+
+    @property
+    def predicts_every_token(self) -> bool:
+        """Whether the loss is that of all positions, as an autoregressive decoder's, instead of the masked ones'."""
+        return self.decoder is not None and self.decoder.attention is DecoderAttention.causal_cross
 
 
 @dataclass

@@ -9,7 +9,6 @@ from typing import Any
 
 from maelm_composer.config import (
     CorpusConfig,
-    DecoderAttention,
     EncoderMaskContent,
     FinetuningConfig,
     PositionIds,
@@ -139,7 +138,7 @@ def _check_model(config: PretrainingConfig) -> None:
         fraction > 0 or masking.encoder_mask_content is EncoderMaskContent.mask_token,
         without.format('encoder_mask_content', 'masking.encoder_mask_fraction is 0'),
     )
-    reads_encoder = model.decoder is not None and model.decoder.attention is not DecoderAttention.causal_cross
+    reads_encoder = model.decoder is not None and not model.predicts_every_token
     _require(
         (fraction > 0 and reads_encoder) or not masking.decoder_resets_masks,
         without.format('decoder_resets_masks', 'no decoder gets a masked position from the encoder'),

@@ -14,8 +14,7 @@ from streaming.base.hashing import get_hash
 
 from maelm_composer.config import DataConfig
 from maelm_composer.data import storage
-from maelm_composer.data.manifest import REMAKE, Manifest
-from maelm_composer.data.shards import HASH
+from maelm_composer.data.manifest import HASH, REMAKE, Manifest
 from maelm_composer.errors import InputError, explain
 from maelm_composer.files import assert_local, hash_file, parse_json
 from maelm_composer.patches import RobustStreamingDataset

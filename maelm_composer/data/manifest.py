@@ -12,6 +12,7 @@ from maelm_composer.files import parse_json
 
 MANIFEST = 'manifest.json'
 ID_COUNTS = 'id_counts.json'
+HASH = 'sha1'  # of each shard, in the split's index.json
 TOKENIZER, TOKENIZER_FILE = 'tokenizer', 'tokenizer.json'  # a folder, and the vocabulary in it
 REMAKE = 'remove manifest.json and parts/ of these shards and run `maelm shards` again'
 TOKENIZER_RECIPE = 'recipe.json'  # in that folder: hashes of its recipe and of its other files

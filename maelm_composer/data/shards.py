@@ -21,7 +21,15 @@ from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents, name_sources
-from maelm_composer.data.manifest import ID_COUNTS, MANIFEST, Manifest, SplitStatistics, load_manifest, save_manifest
+from maelm_composer.data.manifest import (
+    HASH,
+    ID_COUNTS,
+    MANIFEST,
+    Manifest,
+    SplitStatistics,
+    load_manifest,
+    save_manifest,
+)
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer
@@ -30,7 +38,6 @@ from maelm_composer.files import hash_json, parse_json
 from maelm_composer.recipe import to_plain
 
 SPLITS = ('train', 'validation')
-HASH = 'sha1'
 MAX_TASK_CHARACTERS = 1 << 26  # a task also ends here, since documents may be whole books
 NOT_THERE = (
     'a record of a finished task is missing: another conversion works in this folder, or the machines of the cluster '

@@ -189,7 +189,8 @@ def load_tokenizer(config: CorpusConfig) -> tuple[Tokenizer, str]:
     # Version 0.1 wrote no recipe.json; only shards tell such a tokenizer from an interrupted `maelm tokenizer`.
     is_whole = TOKENIZER_RECIPE in files or storage.read_file(storage.join(config.remote, MANIFEST)) is not None
     if content is None or settings is None or not is_whole:
-        raise InputError(f'no tokenizer at {folder}: run `maelm tokenizer` with the same recipe first')
+        found = f'{folder} has no {TOKENIZER_RECIPE}' if content and settings else f'no tokenizer at {folder}'
+        raise InputError(f'{found}: run `maelm tokenizer` with the same recipe first')
     facts = parse_json(settings, f'{folder}/{SETTINGS}', ['model_max_length'], 'run `maelm tokenizer` again')
     try:
         tokenizer = Tokenizer.from_buffer(content)

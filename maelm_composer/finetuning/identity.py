@@ -43,7 +43,7 @@ def run_key(config: FinetuningConfig, identity: EncoderIdentity, data_hash: str)
     return f'{config.task}-{hash_json(deciding)[:KEY_LENGTH]}'
 
 
-def fit_rows(config: FinetuningConfig, max_seq_len: int) -> FinetuningConfig:
+def limit_length(config: FinetuningConfig, max_seq_len: int) -> FinetuningConfig:
     """``config`` with rows no longer than the encoder's ``max_seq_len``, so that equal runs have equal keys."""
     longest = min(config.max_seq_len, max_seq_len)
     return dataclasses.replace(config, max_seq_len=longest, span=fit_span(config.span, longest))

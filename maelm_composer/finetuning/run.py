@@ -12,7 +12,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local, assert_writable, write_text
 from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.fit import fit, measure_last_layer
-from maelm_composer.finetuning.identity import check_names, describe_run, find_finished, fit_rows, run_key
+from maelm_composer.finetuning.identity import check_names, describe_run, find_finished, limit_length, run_key
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.precision import choose_in, tell
 from maelm_composer.records import FinetuningRecord, RankAtEpoch, pack_numbers, write_record
@@ -50,7 +50,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     pretrained = load_encoder(config)
     choice = choose_in(folder, config.precision, 'precision')
     tell(choice.notice)
-    config = fit_rows(dataclasses.replace(config, precision=choice.precision), pretrained.max_seq_len)
+    config = limit_length(dataclasses.replace(config, precision=choice.precision), pretrained.max_seq_len)
     key = run_key(config, pretrained.identity, data.hash)
     if (record := find_finished(config, key, pretrained.identity)) is not None:
         return record

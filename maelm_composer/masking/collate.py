@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from maelm_composer.config import DecoderAttention, EncoderMaskContent, MaskingConfig, PositionIds, PretrainingConfig
+from maelm_composer.config import EncoderMaskContent, MaskingConfig, PositionIds, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.masking.draw import TOKEN_STREAM, count_masked, count_visible, draw_bits, draw_masked_positions
 
@@ -138,12 +138,11 @@ class MaskingCollator:
 
 def build_collator(config: PretrainingConfig) -> MaskingCollator:
     """The collator of a recipe, with the recipe's seed."""
-    decoder = config.model.decoder
     return MaskingCollator(
         masking=config.masking,
         vocab_size=config.model.vocab_size,
         seed=config.seed,
-        predicts_every_token=decoder is not None and decoder.attention is DecoderAttention.causal_cross,
+        predicts_every_token=config.model.predicts_every_token,
     )
 
 

@@ -228,4 +228,7 @@ def subtract_relative(left: Cell, right: Cell, base: Cell | None = None) -> Cell
     bases, gaps = sum_by_seed((base or right).terms), sum_by_seed(both.terms)
     values = {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}
     scale = 100 / float(np.mean([bases[seed] for seed in gaps]))
-    return replace(both, terms=(Term(1.0, values, rounding=scale**2 * _measure_rounding(both.terms)),))
+    share = float(np.mean([gap / bases[seed] for seed, gap in gaps.items()]))
+    # The derivative of gap / base: the base's own rounding moves the ratio, too.
+    linear = [(1.0, left), (-1.0 - share, right)] if base is None else [(1.0, left), (-1.0, right), (-share, base)]
+    return replace(both, terms=(Term(1.0, values, rounding=scale**2 * _measure_rounding(combine(linear).terms)),))

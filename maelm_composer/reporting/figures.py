@@ -190,7 +190,7 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
         equal, variant = f'{GAP} {AT_EQUAL_FLOPS}', f'{MASK_IN_ENCODER.label} − {ROBERTA.label}'
         for row, name, style, shift in (  # shifted, so that no interval covers another
             (equal, 'equal FLOPs', LIGHT, 0.94),
-            (variant, 'equal rows, [MASK] in the encoder', MIDDLE, 1.06),
+            (variant, '[MASK] in the encoder − RoBERTa', MIDDLE, 1.06),
         ):
             _plot(panel, [(shift * x, found) for x, found in _find(rows, column, row)], name, style)
         panel.axhline(0, color='#555555', linewidth=0.8)

@@ -34,6 +34,7 @@ TREND = 'change with ten times the compute'
 AT_EQUAL_FLOPS = 'at equal FLOPs'
 RELATIVE, MASK_GAIN = 'real_rank_excess', 'mask_rank_gain'
 LOSS, FLOPS, DEPARTURE = 'eval_loss', 'flops', 'departure'
+RATE = 'optimizer.learning_rate'
 DEPARTURE_NATS, WINDOW = 1.0, 20  # lines of metrics.csv
 Read = Callable[[Evidence, Model], Cell]
 Cells = dict[str, dict[str, dict[Rung, Cell]]]  # by column, label of the model and rung
@@ -166,4 +167,7 @@ def _claim_trend(gap: str, name: str, unit: str, gaps: dict[Rung, Cell]) -> Clai
         trend = slope([(math.log10(rung.flops), cell) for rung, cell in found.items()], are_rungs=True)
         *names, last = [f'{rung.flops:.0e}'.replace('+', '') for rung in found]
         rungs = f'{", ".join(names)} and {last} FLOPs'
+        rates = dict.fromkeys(f'{run.identity[RATE]:g}' for cell in found.values() for run in cell.runs)
+        if len(rates) > 1:
+            rungs += f' with unequal learning rates ({" and ".join(rates)})'
     return Claim(f'{gap}, {TREND}', name, trend, unit=f'{unit} a decade', rungs=rungs)

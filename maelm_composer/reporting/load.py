@@ -11,6 +11,7 @@
 """
 
 import csv
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,6 +73,12 @@ def read_evidence(records: Path, scale: str) -> Evidence:
     for name, run in runs.items():
         if name in curves and not (curves[name] and int(curves[name][-1]['samples']) >= run.samples):
             raise InputError(f'{records}/pretraining/{name}.csv is cut off: {REMEDY}')
+        losses = [float(row['eval_loss']) for row in curves.get(name, []) if row['eval_loss']]
+        if losses and not math.isclose(losses[-1], run.eval_loss, rel_tol=1e-6):
+            raise InputError(
+                f'{records}/pretraining/{name}.csv is the log of another run: it ends with a validation loss of '
+                f'{losses[-1]:.4f}, the record has {run.eval_loss:.4f}: {REMEDY}'
+            )
     finetunings = load_folder(records / 'finetuning', parse_finetuning)
     return Evidence(
         scale=scale,

@@ -142,6 +142,9 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
     own = [group for group in _group(evidence) if group.is_roberta]
     for folder, recipe in evidence.recipes.items():
         groups = _group(recipe)
+        for run in recipe.runs.values():
+            if run.identity in [other.identity for other in evidence.runs.values()]:
+                raise InputError(f'recipes/{folder}: {run.run_name} is a run of the ladder itself: keep one of them')
         robertas = [*(group for group in groups if group.is_roberta), *own]
         for mae_lm in groups:
             if mae_lm.is_roberta:

@@ -14,7 +14,7 @@ from maelm_composer.data.corpora import find_files
 from maelm_composer.data.manifest import MANIFEST, TOKENIZER, TOKENIZER_RECIPE
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.identity import describe_protocol, fit_rows
+from maelm_composer.finetuning.identity import describe_protocol, limit_length
 from maelm_composer.model.cost import count_parameters
 from maelm_composer.processor import count_cores
 from maelm_composer.records import Finetuning, load_folder, load_record, parse_finetuning, parse_pretraining, parse_rank
@@ -225,14 +225,16 @@ class _Planner:
         seconds, basis = used._estimate(step.kind, training.precision, flops)
         runs = [run for run in self.evidence.runs.values() if run.training_precision is training.precision]
         if speeds := [speed for run in runs if (speed := self.device.read_speed(run))]:
-            seconds = START_SECONDS[step.kind] + flops / (median(speeds) * used.device.count)
+            seconds = flops / (median(speeds) * used.device.count)
             basis = f'measured speed, {median(speeds):.1e} FLOP/s'
         elif not self.device.is_cpu:
-            seconds = max(seconds, START_SECONDS[step.kind] + steps * STEP_SECONDS)
-        seconds += COMPILE_SECONDS * training.compile
+            seconds = max(seconds, steps * STEP_SECONDS)
+        seconds += START_SECONDS[step.kind] + COMPILE_SECONDS * training.compile
         record = load_record(path, parse_pretraining) if path.exists() else None
         done = int(record is not None and record.status == 'finished' and is_run_of(record, config))
-        disk = len(list_saved_samples(config)) * STATE_BYTES * sum(count_parameters(config.model).values())
+        saved, kept = len(list_saved_samples(config)), training.checkpoints_to_keep
+        checkpoints = saved if kept < 0 else min(saved, kept)
+        disk = checkpoints * STATE_BYTES * sum(count_parameters(config.model).values())
         name = f'pretraining {config.run_name}'
         return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, used.device.count, disk)
 
@@ -241,7 +243,8 @@ class _Planner:
         flops = count_rank_flops(config.model, self.suite.settings.rank_tokens)
         seconds, basis = self._estimate(step.kind, RANK_PRECISION, flops)
         if measured := [record.seconds for record in self.evidence.ranks]:
-            seconds, basis = START_SECONDS[step.kind] + median(measured), 'measured runs'
+            seconds, basis = median(measured), 'measured runs'
+        seconds += START_SECONDS[step.kind]
         wanted = config.run_name, step.samples, self.suite.settings.rank_tokens, RANK_PRECISION.name
         records = load_folder(self.suite.rank_folder, parse_rank)
         found = [(r.checkpoint.run_name, r.checkpoint.samples, r.max_tokens, r.precision) for r in records]
@@ -250,7 +253,7 @@ class _Planner:
 
     def _plan_finetuning(self, step: Step, model: Model) -> Item:
         pretraining = self.suite.load_pretraining(model)
-        config = self.suite.load_finetuning(model, 0, ())  # neither the checkpoint nor the tasks matter here
+        config = self.suite.load_finetuning(model, step.samples, step.tasks)
         comparable = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
         slots = float(max(1, count_cores() // config.sweep.cpus_per_run))
         if not self.device.is_cpu and config.sweep.gpus_per_run:
@@ -261,7 +264,7 @@ class _Planner:
         for name in step.tasks:
             task = find_task(name, config.tasks)
             runs = count_runs(config, task)
-            fitted = fit_rows(config, pretraining.model.max_seq_len)
+            fitted = limit_length(config, pretraining.model.max_seq_len)
             # A search of all points and seeds leaves more records than this one needs.
             there = min(runs, self._count_recorded(fitted, task, pretraining.run_name, step.samples))
             if measured := [r.training_seconds + r.evaluation_seconds for r in comparable if r.task == name]:
@@ -272,8 +275,8 @@ class _Planner:
                     flops, fault = runs * count_finetuning_flops(config, pretraining.model, task), ''
                 except InputError as error:  # the rows are not on this machine; everything else can be planned
                     flops, fault = 0.0, f'not known: {error}'
-                seconds, basis = self._estimate(step.kind, config.precision, flops, runs * start / slots)
-                basis = fault or basis
+                seconds, basis = self._estimate(step.kind, config.precision, flops)
+                seconds, basis = seconds + runs * start / slots, fault or basis
             left[name] = seconds * (1 - there / runs)
             done, total = done + there, total + runs
             bases.add(basis)
@@ -298,14 +301,12 @@ class _Planner:
 
         return len({(record.point, record.seed) for record in filter(is_of_search, self.recorded)})
 
-    def _estimate(self, kind: Kind, precision: Precision, flops: float, starts: float = 0.0) -> tuple[float, str]:
-        """Seconds on the whole machine, by the FLOPs model, and its description. Ranks are measured on one device.
+    def _estimate(self, kind: Kind, precision: Precision, flops: float) -> tuple[float, str]:
+        """Seconds of computation on the whole machine, by the FLOPs model, and its description.
 
-        Args:
-            starts: seconds for the starts of all runs; 0: for that of one run.
+        Ranks are measured on one device.
         """
         device, speed = self.device, getattr(self.device, precision.name)
         share = UTILIZATION[kind]['cpu' if device.is_cpu else 'gpu']
         count = 1 if kind is Kind.rank else device.count
-        seconds = (starts or START_SECONDS[kind]) + flops / (share * speed * count)
-        return seconds, f'FLOPs model, {share:.0%} of {speed:.1e} in {precision.name}'
+        return flops / (share * speed * count), f'FLOPs model, {share:.0%} of {speed:.1e} in {precision.name}'

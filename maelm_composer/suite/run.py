@@ -165,11 +165,8 @@ def make(suite: Suite, step: Step) -> None:
                     'training.checkpoint_interval_samples; set that one, or give --work another folder'
                 )
             result = sweep(config)
-            for found in result.tasks:
-                name = found.task.name
-                records: list[Finetuning] = [*found.finished]
-                records += [record for record in result.failures if record.task == name]
-                collect_finetunings(records, suite.records, model.run_name(suite.scale), step.samples, name)
+            finished = [record for of_task in result.tasks for record in of_task.finished]
+            collect_finetunings([*finished, *result.failures], suite.records)
         case Step(Kind.rank, Model() as model):
             checkpoint = suite.run_folder(model) / name_checkpoint(step.samples)
             options = RankOptions(max_tokens=suite.settings.rank_tokens, precision=RANK_PRECISION)
@@ -217,10 +214,12 @@ def _train(suite: Suite, model: Model, config: PretrainingConfig) -> None:
     """Pretrain in this process on one device, which saves seconds of start-up; else through Composer's launcher."""
     count = fit_ranks(config.training, torch.cuda.device_count() or 1)
     if count == 1:
-        pretrain(config)
-        torch.compiler.reset()  # torch refuses to compile a ninth version of one function
-        gc.collect()
-        torch.cuda.empty_cache()  # fine-tuning's workers share the device
+        try:
+            pretrain(config)
+        finally:
+            torch.compiler.reset()  # torch compiles only so many versions of one function in a process
+            gc.collect()
+            torch.cuda.empty_cache()  # fine-tuning's workers share the device
     else:
         launcher = [sys.executable, '-m', 'composer.cli', '-n', str(count), '-m', 'maelm_composer.train']
         if _launch([*launcher, str(suite.write_recipe(model))]):
@@ -250,21 +249,21 @@ def collect_run(folder: Path, records: Path) -> None:
     _publish(path, record, parse_pretraining)
 
 
-def collect_finetunings(found: Sequence[Finetuning], records: Path, run_name: str, samples: int, task: str) -> None:
-    """Write the records of a search. Records of this checkpoint and task that are not of the search are removed."""
+def collect_finetunings(found: Sequence[Finetuning], records: Path) -> None:
+    """Write the records of searches; other records of the same checkpoints and tasks are removed."""
     for record in found:
         changes: dict[str, Any] = {'checkpoint': _hide_path(record.checkpoint)}
         if isinstance(record, FailedFinetuning):
             changes['traceback'] = None  # it names places of the machine
         named = record.model_copy(update=changes)
         _publish(records / 'finetuning' / f'{record.key}.json', named, parse_finetuning)
-    keys = {record.key for record in found}
+    keys, searched = {record.key for record in found}, {_find_place(record) for record in found}
+    _remove(records / 'finetuning', parse_finetuning, lambda old: old.key not in keys and _find_place(old) in searched)
 
-    def is_stale(old: Finetuning) -> bool:
-        where = old.task, old.checkpoint.run_name, old.checkpoint.samples
-        return old.key not in keys and where == (task, run_name, samples)
 
-    _remove(records / 'finetuning', parse_finetuning, is_stale)
+def _find_place(record: Finetuning) -> tuple[str, str | None, int | None]:
+    """Task and checkpoint of a search."""
+    return record.task, record.checkpoint.run_name, record.checkpoint.samples
 
 
 def collect_rank(record: RankRecord, records: Path) -> None:

@@ -25,6 +25,8 @@ SETTINGS_FOLDER = Path('yamls/suite')
 LISTS = ('data', 'pretraining', 'finetuning')  # keys of SuiteConfig: recipes, to which --settings adds
 REPLACED = ('pretraining_seeds', 'pretraining_seeds_of', 'pretraining_of')  # keys whose value --settings replaces
 CHOSEN = ('checkpoint', 'save_folder', 'task', 'sweep.tasks', 'measures_rank')  # by the suite, for every sweep
+# Overlays of the models whose rank is measured in fine-tuning, for every artefact alike, so that they share records.
+MEASURED = {demand.model.overlays for artefact in ARTEFACTS for demand in artefact.demands if demand.finetuned_rank}
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
 Kind = Enum('Kind', 'tokenizer shards pretraining finetuning rank')
 
@@ -65,7 +67,7 @@ class Suite:
     @property
     def own_tasks(self) -> list[str]:
         """The tasks that the recipe of fine-tuning declares. Raises InputError for one that cannot be used."""
-        tasks = self.load_finetuning(MAE_LM, 0, ()).tasks
+        tasks = self.finetuning.tasks
         return [find_task(name, tasks).name for name in tasks]
 
     @property
@@ -90,7 +92,7 @@ class Suite:
 
     def list_precisions(self) -> tuple[Precision, Precision]:
         """The precision of pretraining and that of fine-tuning."""
-        return self.load_pretraining(MAE_LM).training.precision, self.load_finetuning(MAE_LM, 0, ()).precision
+        return self.load_pretraining(MAE_LM).training.precision, self.finetuning.precision
 
     def write_recipe(self, model: Model) -> Path:
         """The recipe of ``model`` as one file, the argument of `maelm train`."""
@@ -113,27 +115,34 @@ class Suite:
         seed = config.seed if model.seed is None else model.seed
         return replace(config, save_folder=str(self.run_folder(model)), run_name=model.run_name(self.scale), seed=seed)
 
-    def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
-        """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``."""
-        measured = {d.model.overlays for artefact in ARTEFACTS for d in artefact.demands if d.finetuned_rank}
+    @property
+    def finetuning(self) -> FinetuningConfig:
+        """The recipe of fine-tuning, of no checkpoint yet. Raises InputError for a key that the suite chooses."""
         config: FinetuningConfig = self._load(FinetuningConfig, *self.settings.finetuning, 'checkpoint=unknown')
+        pairs = split_arguments(self.settings.finetuning)[1]
+        if ignored := [pair for pair in pairs if pair.partition('=')[0] in CHOSEN]:
+            raise InputError(f'settings of {self.scale}: {ignored[0]}: the suite chooses this itself: leave it out')
+        return replace(config, precision=self.precision) if config.precision is Precision.auto else config
+
+    def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
+        """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``.
+
+        Raises:
+            InputError: as :attr:`finetuning`, or a key that the sweep searches.
+        """
+        config = self.finetuning
         sweep = replace(
             config,
             checkpoint=str(self.run_folder(model) / name_checkpoint(samples)),
             save_folder=str(self.finetuning_folder),
             task=None,
             sweep=replace(config.sweep, tasks=list(tasks)),
-            measures_rank=model.overlays in measured,  # for every artefact alike, so that they share records
-            precision=self.precision if config.precision is Precision.auto else config.precision,
+            measures_rank=model.overlays in MEASURED,
         )
-        pairs = split_arguments(self.settings.finetuning)[1]
-        if ignored := [pair for pair in pairs if pair.partition('=')[0] in CHOSEN]:
-            raise InputError(f'settings of {self.scale}: {ignored[0]}: the suite chooses this itself: leave it out')
-        if tasks:
-            try:
-                refuse_searched(sweep, self.settings.finetuning)
-            except InputError as error:
-                raise InputError(f'settings of {self.scale}: {error}') from None
+        try:
+            refuse_searched(sweep, self.settings.finetuning)
+        except InputError as error:
+            raise InputError(f'settings of {self.scale}: {error}') from None
         return sweep
 
     def _list_entries(self, model: Model) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from maelm_composer.cluster import LostWorkerError, connect_ray, ending_with_ray
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.errors import InputError, first_line, telling_of_stop
 from maelm_composer.files import assert_local
-from maelm_composer.finetuning.identity import describe_run, find_finished, fit_rows, run_key
+from maelm_composer.finetuning.identity import describe_run, find_finished, limit_length, run_key
 from maelm_composer.finetuning.run import finetune, load_encoder
 from maelm_composer.precision import Choice, choose_in, tell
 from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
@@ -114,6 +114,9 @@ class _Sweep:
     ) -> None:
         self.config, self.tasks, self.facts, self.place = config, tasks, facts, place
         self.num_gpus = num_gpus  # of a run; kept when a machine with GPUs leaves, since the precision is theirs
+        settings = config.sweep
+        needs = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=num_gpus, max_retries=settings.max_retries)
+        self.make_run = needs(make_run)  # once: Ray sends every new remote function to every worker
         self.jobs: dict[str, list[Job]] = {task.name: [] for task in tasks}
         self.waiting: list[Job] = []
         self.running: dict[Any, Job] = {}
@@ -141,7 +144,7 @@ class _Sweep:
 
     def _add(self, task: Task, configs: list[FinetuningConfig]) -> None:
         facts = self.facts[task.name]
-        for config in (fit_rows(config, facts.max_seq_len) for config in configs):
+        for config in (limit_length(config, facts.max_seq_len) for config in configs):
             cost = run_cost(config, config.max_epochs, facts.training_size, facts.evaluation_size)
             key = run_key(config, facts.identity, facts.data_hash)
             lease = open_lease(config.save_folder, key)
@@ -159,8 +162,7 @@ class _Sweep:
 
     def _submit(self) -> None:
         """Submit the longest runs first, and one more than fit, which tells an autoscaling cluster to grow."""
-        slots, settings = _count_slots(self.config, self.num_gpus), self.config.sweep
-        remote = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=self.num_gpus, max_retries=settings.max_retries)
+        slots = _count_slots(self.config, self.num_gpus)
         for job in sorted(self.waiting, key=lambda job: -job.cost):
             if len(self.running) > slots:
                 return
@@ -172,7 +174,7 @@ class _Sweep:
             if job.record is not None:
                 self.progress.announce(job.record)
                 continue
-            reference = remote(make_run).remote(job.config, job.key, self.facts[job.task.name], self.place)
+            reference = self.make_run.remote(job.config, job.key, self.facts[job.task.name], self.place)
             self.running[reference] = job
 
     def _collect(self) -> None:

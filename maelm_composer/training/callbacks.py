@@ -15,6 +15,7 @@ from composer.utils import dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from maelm_composer.console import format_duration
 from maelm_composer.errors import InputError
 from maelm_composer.files import replacing
 from maelm_composer.records import DIVERGED
@@ -22,6 +23,7 @@ from maelm_composer.records import DIVERGED
 TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # on a CPU in fp32, a resumed run repeats all others exactly
 EVAL_COLUMNS = ('eval_loss', 'eval_perplexity', 'eval_accuracy')
 COLUMNS = ('samples', 'batch', 'train_loss', 'learning_rate', 'gradient_norm', *TIMED_COLUMNS, *EVAL_COLUMNS)
+SECONDS_BETWEEN_LINES = 60
 UNTIMED_BATCHES = 3  # a process's first batches include compilation, allocation and the start of the loaders
 
 
@@ -184,13 +186,18 @@ class MetricsLog(Callback):
 
 
 class ProgressLines(Callback):
-    """Prints the speed and the expected duration after ten batches, every validation, and the time of compilation."""
+    """Prints the time of compilation, the expected duration after ten timed batches, and every validation.
 
-    def __init__(self, say: Callable[[str], None], clock: TrainingClock, log: MetricsLog, compiles: bool) -> None:
-        self.say, self.clock, self.log, self.compiles = say, clock, log, compiles
+    Without ``has_bar``, a progress bar on the terminal, also a line a minute, so that a log shows that the run goes on.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], clock: TrainingClock, log: MetricsLog, compiles: bool, has_bar: bool
+    ) -> None:
+        self.say, self.clock, self.log, self.compiles, self.has_bar = say, clock, log, compiles, has_bar
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        self.start = time.monotonic()
+        self.start = self.last_line = time.monotonic()
         if self.compiles:
             self.say('compiling the model in the first step: minutes, unless a cache holds the compiled code')
 
@@ -200,14 +207,24 @@ class ProgressLines(Callback):
             self.compiles = False
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        if self.clock.timed_batches == 10:
-            at, seconds = state.timestamp, self.clock.timed_seconds / self.clock.timed_batches
-            left = max(0, state.max_duration.value - at.sample.value)  # type: ignore[union-attr]
-            hours = left / (at.sample.value / at.batch.value) * seconds / 3600
+        clock, samples, now = self.clock, state.timestamp.sample.value, time.monotonic()
+        if clock.timed_batches < 10:
+            return
+        seconds, total = clock.timed_seconds / clock.timed_batches, state.max_duration.value  # type: ignore[union-attr]
+        speed = f'{clock.tokens_per_batch / seconds:,.0f} tokens/s'
+        left = max(0, total - samples)
+        hours = left / (samples / state.timestamp.batch.value) * seconds / 3600
+        if clock.timed_batches == 10:
             self.say(
-                f'measured {self.clock.tokens_per_batch / seconds:,.0f} tokens/s: {left:,} samples left take '
-                f'{hours:.2f} hours, {hours * dist.get_world_size():.2f} device-hours'
+                f'measured {speed}: {left:,} samples left take {hours:.2f} hours, '
+                f'{hours * dist.get_world_size():.2f} device-hours'
             )
+        elif not self.has_bar and now - self.last_line >= SECONDS_BETWEEN_LINES:
+            loss, time_left = state.total_loss_dict['loss/train/total'], format_duration(3600 * hours)
+            self.say(f'{samples:,} of {total:,} samples: training loss {loss:.4f}, {speed}, {time_left} left')
+        else:
+            return
+        self.last_line = now
 
     def eval_end(self, state: State, logger: Logger) -> None:
         evaluation = self.log.last_eval

@@ -35,7 +35,7 @@ from maelm_composer.errors import InputError, explain
 from maelm_composer.files import apply_umask, hash_file, write_json
 from maelm_composer.training.callbacks import MetricsLog, TrainingClock
 from maelm_composer.training.ending import FAILED, Stopped, StopSignals
-from maelm_composer.training.processes import raise_on_all_ranks
+from maelm_composer.training.processes import raise_on_all_ranks, take_from_first_rank
 from maelm_composer.training.run_folder import RunFolder
 
 METADATA = '.metadata'  # torch's file about the tensors in the shards
@@ -107,14 +107,14 @@ class CheckpointSaver(Callback):
         Raises:
             InputError: the outage has lasted for ``training.max_outage_minutes``.
         """
-        if not dist.all_gather_object(now or self.outage.is_due)[0]:  # every rank has its own clock
+        if not take_from_first_rank(now or self.outage.is_due):  # every rank has its own clock
             return
         folder = self.folder
         try:
             folder.send()
         except OutageError as error:
             is_first = self.outage.note()
-            if dist.all_gather_object(self.outage.is_over_limit)[0]:
+            if take_from_first_rank(self.outage.is_over_limit):
                 samples = state.timestamp.sample.value
                 if folder.unsent[-1] != name_checkpoint(samples):
                     self._save(state)

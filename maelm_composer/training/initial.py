@@ -45,11 +45,11 @@ def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) 
     assert config.init_from is not None
     source = load_pretrained(config.init_from, Implementation.ours)
     assert source.config is not None
+    _assert_same_tokenizer(config, source.tokenizer.backend_tokenizer)  # the reason for another vocab_size, too
     if (name := _find_difference(config.model, source.config)) is not None:
         values = (getattr(stack, name) for stack in (config.model, source.config))
         here, there = (getattr(value, 'name', value) for value in values)  # of an Enum its name
         raise InputError(f'model.{name} is {here}, but init_from {config.init_from} has {there}')
-    _assert_same_tokenizer(config, source.tokenizer.backend_tokenizer)
     weights = {f'{ENCODER}{name}': value for name, value in source.encoder.state_dict().items()}
     found = find_encoder(config.init_from)
     if found is not None and found.run is not None:  # the head of a fine-tuned model is that of its task
@@ -98,7 +98,8 @@ def _assert_same_tokenizer(config: PretrainingConfig, theirs: Tokenizer) -> None
     for part in ('model', 'normalizer', 'pre_tokenizer'):  # vocabulary, case, words
         if their_state[part] not in [state[part] for state in states]:
             is_ours = [theirs.token_to_id(token) for token in SPECIAL_TOKENS[:4]] == [0, 1, 2, 3]
-            remedy = "make shards with that model's tokenizer" if is_ours else '`maelm tokenizer` makes none like that'
+            copy = f"copy that model's tokenizer to {join('REMOTE', TOKENIZER)} and run `maelm shards`"
+            remedy = copy if is_ours else '`maelm tokenizer` makes none like that'
             raise InputError(
                 f'init_from {config.init_from} was trained with another tokenizer than the shards in '
                 f'{config.data.remote} (its {part.replace("_", "-")} differs): {remedy}'

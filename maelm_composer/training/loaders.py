@@ -1,5 +1,6 @@
 """Data loaders for training and validation."""
 
+import signal
 from typing import Any
 
 import torch
@@ -13,13 +14,28 @@ from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.masking.collate import MaskingCollator
 from maelm_composer.training.adapter import count_predicted
 from maelm_composer.training.checkpoints import is_due
-from maelm_composer.training.ending import follow_trainer
+from maelm_composer.training.ending import STOP_SIGNALS, follow_trainer
 from maelm_composer.training.plan import Plan
+
+
+class TrainLoader(StreamingDataLoader):
+    """Starts its workers with the stop signals blocked in all of their threads, for :func:`follow_trainer`.
+
+    Unless OMP_NUM_THREADS is set, torch makes a thread in a worker before it calls ``worker_init_fn``, and one thread
+    that does not block a signal is enough for the signal to end the process.
+    """
+
+    def _get_iterator(self) -> Any:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            return super()._get_iterator()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def build_train_loader(plan: Plan, collator: MaskingCollator) -> DataSpec:
     num_workers = plan.config.data.num_workers
-    loader = StreamingDataLoader(
+    loader = TrainLoader(
         _open_rows(plan, 'train', plan.device_batch_size),
         batch_size=plan.device_batch_size,
         drop_last=True,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from maelm_composer.config import DecoderAttention, OptimizerConfig, PretrainingConfig, Schedule, TrainingConfig
+from maelm_composer.config import OptimizerConfig, PretrainingConfig, Schedule, TrainingConfig
 from maelm_composer.data.manifest import Manifest
 from maelm_composer.errors import InputError
 from maelm_composer.masking.draw import count_masked, count_visible
@@ -141,10 +141,9 @@ def share_of_peak(config: OptimizerConfig, training: TrainingConfig, samples: in
 
 def count_positions(config: PretrainingConfig) -> tuple[int, int]:
     """S and M of a row as the collator makes them: tokens in the encoder, positions that the head predicts."""
-    masking, length, decoder = config.masking, config.model.max_seq_len, config.model.decoder
-    if decoder is not None and decoder.attention is DecoderAttention.causal_cross:  # predicts every token
-        return count_visible(masking, length), length
-    return count_visible(masking, length), count_masked(masking, length)[1]
+    masking, length = config.masking, config.model.max_seq_len
+    predicted = length if config.model.predicts_every_token else count_masked(masking, length)[1]
+    return count_visible(masking, length), predicted
 
 
 def fit_ranks(training: TrainingConfig, devices: int) -> int:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from composer.devices import Device, DeviceCPU, DeviceGPU
@@ -21,6 +21,7 @@ from maelm_composer.processor import count_cores
 # A rank that fails closes its connections, and then waits for loader workers that may not answer, before it ends.
 SECONDS_TO_END = 60
 Act = Callable[[int, bool, Callable[[str], None]], None]  # :meth:`RankWatch.acting`
+T = TypeVar('T')
 FAILURE, SECONDS_BETWEEN_LOOKS, SECONDS_TO_END_BY_ITSELF = 'maelm/failure', 2, 5
 
 
@@ -63,6 +64,11 @@ def start_rank(training: TrainingConfig) -> Device:
     if dist.get_world_size() > 1 or training.sharding is not Sharding.ddp:
         dist.initialize_dist(device, timeout=count_patience(training))
     return device
+
+
+def take_from_first_rank(value: T) -> T:
+    """The first rank's ``value``. Called by every rank."""
+    return dist.all_gather_object(value)[0]
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from maelm_composer.checkpoints.pretrained import find_misfit
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, parse_json, write_text
 from maelm_composer.training.checkpoints import METADATA, describe_cause
-from maelm_composer.training.processes import raise_on_all_ranks
+from maelm_composer.training.processes import raise_on_all_ranks, take_from_first_rank
 from maelm_composer.training.run_folder import RunFolder
 
 OLDER = 'point `latest` to an older checkpoint, or choose another run_name'
@@ -63,7 +63,7 @@ def find_resume_point(folder: RunFolder, model: nn.Module, is_sharded: bool) -> 
     folder.recover()
     with raise_on_all_ranks():
         latest = read_latest(folder.uri) if dist.get_global_rank() == 0 else None
-    latest = dist.all_gather_object(latest)[0]
+    latest = take_from_first_rank(latest)
     if latest is None:
         return ResumePoint()
     checkpoint = folder.fetch(latest)

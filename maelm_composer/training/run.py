@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 import sys
-from collections.abc import Callable
 from functools import partial
 
 from composer import Trainer
 from composer.devices import Device
-from composer.loggers import LoggerDestination, MLFlowLogger, ProgressBarLogger, TensorboardLogger, WandBLogger
+from composer.loggers import ProgressBarLogger
 from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig
 from rich.console import Console
@@ -17,7 +15,7 @@ from rich.table import Table
 
 from maelm_composer.checkpoints.find import read_record
 from maelm_composer.checkpoints.names import METRICS, RECORD
-from maelm_composer.config import HeadBiasInit, Logger, Precision, PretrainingConfig, Sharding
+from maelm_composer.config import HeadBiasInit, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.dataset import cache_folder
 from maelm_composer.data.manifest import assert_own_tokenizer, load_id_counts, load_manifest
 from maelm_composer.data.storage import OutageError
@@ -50,9 +48,16 @@ from maelm_composer.training.checkpoints import CheckpointSaver, drop_unportable
 from maelm_composer.training.ending import end_after, end_before_training, end_with_launcher, record_ending
 from maelm_composer.training.initial import describe_start, load_initial_weights
 from maelm_composer.training.loaders import build_evaluator, build_train_loader
+from maelm_composer.training.loggers import build_loggers
 from maelm_composer.training.optimizer import build_optimizer, build_schedule, restore_learning_rate
 from maelm_composer.training.plan import Plan, count_training_flops
-from maelm_composer.training.processes import RankWatch, count_patience, raise_on_all_ranks, start_rank
+from maelm_composer.training.processes import (
+    RankWatch,
+    count_patience,
+    raise_on_all_ranks,
+    start_rank,
+    take_from_first_rank,
+)
 from maelm_composer.training.resume import find_resume_point, load_data_only
 from maelm_composer.training.run_folder import RunFolder
 from maelm_composer.training.run_record import (
@@ -102,7 +107,7 @@ class _Run:
         self.record: Pretraining | None = None
         choice = Choice(Precision.fp32)
         with raise_on_all_ranks():
-            self.loggers = _build_loggers(config, self.folder)
+            self.loggers = build_loggers(config, self.folder)
             self.manifest = load_manifest(config.data.remote)
             self.collator = build_collator(config)
             self.plan = Plan(config, dist.get_world_size(), self.manifest)
@@ -117,7 +122,7 @@ class _Run:
                 begun_in = self.record.training_precision if self.record else None
                 choice = choose(config.training.precision, 'training.precision', begun_in)
         self.folder.assert_shared()
-        self.precision = dist.all_gather_object(choice)[0]  # the first rank's: machines may measure different speeds
+        self.precision = take_from_first_rank(choice)  # machines may measure different speeds
         training = dataclasses.replace(config.training, precision=self.precision.precision)
         self.config = dataclasses.replace(config, training=training)
         self.identity = identify(self.config, self.manifest.content_hash)
@@ -164,6 +169,7 @@ class _Run:
         for destination in trainer.logger.destinations:
             if isinstance(destination, ProgressBarLogger):
                 destination.hparams_already_logged_to_console = True  # the start screen has shown them
+        trainer.logger.log_hyperparameters(self.identity)  # which no resumed run changes, as MLflow demands
         with explain_shortage(self.plan.microbatch_size):
             try:
                 trainer.fit()
@@ -256,7 +262,7 @@ class _Run:
                 self.clock,
                 self.clipping,
                 self.log,
-                ProgressLines(self.print, self.clock, self.log, training.compile),
+                ProgressLines(self.print, self.clock, self.log, training.compile, has_bar=sys.stderr.isatty()),
                 CheckpointSaver(self.folder, self.clock, self.log, training, self.print),
             ],
             loggers=self.loggers,
@@ -299,6 +305,8 @@ class _Run:
 
     def _start_screen(self) -> Table:
         table = Table.grid(padding=(0, 2))
+        table.add_column()
+        table.add_column(overflow='fold')
         table.add_row('run', self.config.run_name, style='bold')
         lines = self.plan.describe(name_device(), str(self.precision), self.attention)
         if self.init_from is not None:
@@ -306,21 +314,6 @@ class _Run:
         for name, text in lines.items():
             table.add_row(name, text)
         return table
-
-
-def _build_loggers(config: PretrainingConfig, folder: RunFolder) -> list[LoggerDestination]:
-    for logger in config.training.loggers:
-        if importlib.util.find_spec(logger.name) is None:
-            raise InputError(
-                f'training.loggers names {logger.name}, which is not installed: pip install {logger.name}, or '
-                f"in the checkout, pip install -c constraints.txt -e '.[{logger.name}]'"
-            )
-    build: dict[Logger, Callable[[], LoggerDestination]] = {
-        Logger.tensorboard: lambda: TensorboardLogger(log_dir=str(folder.local / 'tensorboard')),
-        Logger.wandb: lambda: WandBLogger(project='maelm-composer', name=config.run_name),
-        Logger.mlflow: lambda: MLFlowLogger(experiment_name='maelm-composer', run_name=config.run_name),
-    }
-    return [build[logger]() for logger in config.training.loggers]
 
 
 def _summarize(config: PretrainingConfig, record: PretrainingRecord) -> str:

@@ -28,7 +28,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import format_json, hash_file, parse_json, write_text
 from maelm_composer.recipe import to_yaml
 from maelm_composer.records import Pretraining, format_record
-from maelm_composer.training.processes import raise_on_all_ranks
+from maelm_composer.training.processes import raise_on_all_ranks, take_from_first_rank
 
 ADDRESS = 'address'  # file that says where the checkpoints beside it are to be sent
 
@@ -57,7 +57,8 @@ class RunFolder:
                 'choose another run_name, or move the local run'
             )
         self.write('.probe', 'probe\n')
-        self.remove('.probe')
+        with contextlib.suppress(InputError):  # the right to write does not include that to delete
+            self.remove('.probe')
 
     def assert_shared(self) -> None:
         """Refuse a local folder that is another one on another node: no node would have a whole checkpoint.
@@ -66,7 +67,7 @@ class RunFolder:
         """
         if self.is_remote or dist.get_world_size() == dist.get_local_world_size():
             return
-        probe = dist.all_gather_object(f'.probe-{uuid.uuid4().hex}')[0]  # a new name, which no disk's cache knows
+        probe = take_from_first_rank(f'.probe-{uuid.uuid4().hex}')  # a new name, which no disk's cache knows
         with raise_on_all_ranks():
             if dist.get_global_rank() == 0:
                 self.write(probe, '')

@@ -1,15 +1,27 @@
 """The table of `maelm runs`. Imports no torch."""
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from maelm_composer.checkpoints.find import read_record
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.console import begin_table, open_console
-from maelm_composer.data.storage import is_s3, join
+from maelm_composer.data.storage import is_s3, join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.files import is_locked
 from maelm_composer.records import PretrainingRecord, UnfinishedPretraining
+
+# Column -> the field of a record, or the number of an unfinished run's log, and its format.
+NUMBERS = {
+    'validation loss': ('eval_loss', '{:.4f}'),
+    'unigram': ('unigram_entropy', '{:.2f}'),
+    'accuracy': ('eval_accuracy', '{:.4f}'),
+    'steps': ('batches', '{:,.0f}'),
+    'tokens/s': ('tokens_per_second', '{:,.0f}'),
+    'training': ('training_seconds', '{:,.0f} s'),
+}
 
 
 def print_runs(folders: Sequence[str]) -> None:
@@ -22,22 +34,13 @@ def print_runs(folders: Sequence[str]) -> None:
     no_runs = [folder for folder, record in found.items() if record is None]
     if len(no_runs) == len(found):
         raise InputError(f'{no_runs[0]} holds no run: {join(no_runs[0], RECORD)} does not exist')
-    numbers = ('validation loss', 'unigram', 'accuracy', 'steps', 'tokens/s', 'training')
-    table = begin_table('folder', 'status', right=numbers, last=('run',))
+    table = begin_table('folder', 'status', right=tuple(NUMBERS), last=('run',))
     endings: list[str] = []
     for folder, record in found.items():
         if record is None:
             continue
-        cells = ['-'] * len(numbers)
-        if isinstance(record, PretrainingRecord):
-            cells = [
-                f'{record.eval_loss:.4f}',
-                '-' if record.unigram_entropy is None else f'{record.unigram_entropy:.2f}',
-                f'{record.eval_accuracy:.4f}',
-                f'{record.batches:,}',
-                f'{record.tokens_per_second:,.0f}',
-                f'{record.training_seconds:,.0f} s',
-            ]
+        known = dict(record) if isinstance(record, PretrainingRecord) else dict(record) | _read_progress(folder)
+        cells = ['-' if known.get(name) is None else form.format(known[name]) for name, form in NUMBERS.values()]
         status: str = record.status
         if isinstance(record, UnfinishedPretraining):
             ending = record.ending
@@ -50,3 +53,15 @@ def print_runs(folders: Sequence[str]) -> None:
     print(f'logs: {METRICS} in each folder')
     if no_runs:
         print(f'no runs: {", ".join(no_runs)}')
+
+
+def _read_progress(folder: str) -> dict[str, Any]:
+    """The last number of every column in the log of an unfinished run; none if the log is damaged."""
+    lines = (read_file(join(folder, METRICS)) or b'').decode(errors='replace').splitlines(keepends=True)
+    last = dict[str, str]()
+    for row in csv.DictReader(line for line in lines if line.endswith('\n')):  # a kill cuts the last line off
+        last |= {name: value for name, value in row.items() if name and value}
+    try:
+        return {'batches' if name == 'batch' else name: float(value) for name, value in last.items()}
+    except ValueError:
+        return {}

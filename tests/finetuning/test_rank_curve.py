@@ -11,7 +11,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.finetuning import fit
 from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.fit import collate, measure_last_layer
-from maelm_composer.finetuning.identity import fit_rows
+from maelm_composer.finetuning.identity import limit_length
 from maelm_composer.finetuning.model import FinetuningModel
 from maelm_composer.finetuning.run import finetune
 from maelm_composer.tasks.catalogue import find_task
@@ -41,7 +41,7 @@ def test_the_first_point_is_the_checkpoints_own(configure, monkeypatch):
     record = finetune(config)
     pretrained = load_pretrained(config.checkpoint)
     data = load_task_data(task, config.data)
-    inputs = Evaluator(task, data.evaluation, fit_rows(config, 48), pretrained.tokenizer).inputs['dev']
+    inputs = Evaluator(task, data.evaluation, limit_length(config, 48), pretrained.tokenizer).inputs['dev']
     rows = []
     for ids in inputs.input_ids:  # one by one: no padding
         ids = torch.from_numpy(ids).long()[None]

@@ -35,13 +35,13 @@ class Archive:
     def add_run(self, name: str, hours: float = 2.0, **changes: object) -> None:
         """A name that ends in -sN is of the pretraining seed N."""
         seed = int(name.rpartition('-s')[2]) if '-s' in name and name.rpartition('-s')[2].isdigit() else 17
-        identity = {'seed': seed, CONTENT_HASH: 'pretraining-data'}
+        identity = {'seed': seed, CONTENT_HASH: 'pretraining-data', 'optimizer.learning_rate': 0.004}
         changes = {'identity': identity, 'training_seconds': hours * 3600, 'device_hours': hours, **changes}
         record = make_pretraining(name, **changes)
         self.write('pretraining', name, record)
         lines = ['samples,batch,train_loss,learning_rate,gradient_norm,training_seconds,eval_loss']
         for batch in range(1, 301):
-            eval_loss = f'{6 - batch / 100}' if batch % 100 == 0 else ''
+            eval_loss = '' if batch % 100 else record['eval_loss'] if batch == 300 else 6 - batch / 100
             lines.append(f'{batch * 2},{batch},{7 - batch / 100},0.001,1.0,{batch},{eval_loss}')
         (self.records / 'pretraining' / f'{name}.csv').write_text('\n'.join(lines) + '\n')
 

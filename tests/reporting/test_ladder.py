@@ -1,6 +1,7 @@
 """The ladder's rows, from records whose numbers are easy to check by hand."""
 
 import html
+import json
 import math
 import re
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from maelm_composer.reporting.artefacts import LADDER, RUNGS, Role, tasks_of
+from maelm_composer.reporting.cells import Cell, Term, subtract_relative
 from maelm_composer.reporting.figures import draw_ladder
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import build_tables, report
@@ -164,6 +166,29 @@ def test_the_trend_is_paired_by_the_seeds_that_all_rungs_have(archive):
     assert trend.high - trend.value == pytest.approx(4.302653 * slopes.std(ddof=1) / math.sqrt(3))
     # A rung that was planned with fewer seeds is complete: nothing is missing, and the suite exits with 0.
     assert (trend.pretraining_seeds, trend.note, trend.is_missing) == (3, '', False)
+
+
+def test_a_trend_over_unequal_learning_rates_says_so(archive):
+    made = archive('ladder')
+    for number in range(2):
+        add_rung(made, number)
+    for path in (made.records / 'pretraining').glob('ladder-1e14-*.json'):
+        record = json.loads(path.read_text())
+        record['identity'] |= {'optimizer.learning_rate': 0.002}
+        path.write_text(json.dumps(record))
+    rows = build_tables(load_evidence(made.results / 'ladder', 'ladder'))['ladder']
+    (trend,) = find(rows, 'MAE-LM − RoBERTa, change with ten times the compute', 'quick_avg').values()
+    assert '3e13 and 1e14 FLOPs with unequal learning rates (0.004 and 0.002)' in trend.verdict
+
+
+def test_rounding_of_a_ratio_is_that_of_both_ranks():
+    """100 (80 / 57 − 1): the errors of 80 and of 57 move the ratio by 1 / 57 and by 80 / 57²."""
+    ours, theirs = (Cell((Term(1.0, {seed: [rank] for seed in SEEDS}, rounding=1 / 12),)) for rank in (80.0, 57.0))
+    rounding = 100**2 / 12 * (1 / 57**2 + 80**2 / 57**4)
+    for base in (None, theirs):
+        (term,) = subtract_relative(ours, theirs, base).terms
+        expected = rounding if base is None else 100**2 / 12 * (2 / 57**2 + 23**2 / 57**4)
+        assert term.rounding == pytest.approx(expected)
 
 
 def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):

@@ -131,6 +131,14 @@ def test_a_log_that_is_cut_off_is_named(full):
         build(full)
 
 
+def test_the_log_of_another_run_is_refused(full):
+    """As one that was left when the record of its run was replaced."""
+    path = full.records / 'pretraining' / 'medium-s17.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'eval_loss': 3.25}))
+    with pytest.raises(InputError, match=r'medium-s17\.csv is the log of another run: .*, the record has 3\.2500'):
+        build(full)
+
+
 def test_a_log_that_is_not_there_is_named_beside_the_loss(full):
     (full.records / 'pretraining' / 'medium-s17.csv').unlink()
     loss = build(full)['training', 'MAE-LM', 'eval_loss', 200]

@@ -93,9 +93,15 @@ def test_a_model_without_its_roberta_says_what_the_nearest_lacks(ladder, setting
 def test_settings_of_the_decoder_are_not_those_of_the_encoder(ladder):
     for name, key in (('narrow', 'model.decoder.hidden_size'), ('narrower', 'model.hidden_size')):
         add(ladder, name, MAE_LM | {key: 32}, folder=name)
-        add(ladder, f'{name}-roberta', ROBERTA | ({key: 32} if name == 'narrower' else {}), folder=name)
+    add(ladder, 'narrower-roberta', ROBERTA | {'model.hidden_size': 32}, folder='narrower')
     labels = {row for row, column in find(ladder) if column == 'real_rank_excess'}
     assert {label.partition('layers, ')[2] for label in labels} == {'decoder hidden size 32', 'hidden size 32'}
+
+
+def test_a_run_of_the_ladder_is_no_recipe(ladder):
+    add(ladder, 'again', MAE_LM, seeds=(18,), folder='again')
+    with pytest.raises(InputError, match=r'recipes/again: again-s18 is a run of the ladder itself: keep one'):
+        find(ladder)
 
 
 @pytest.mark.parametrize('changed', [{'training.precision': 'bf16'}, {}])

@@ -48,14 +48,14 @@ def test_another_run_of_the_same_name_takes_the_old_ones_records_away(tmp_path, 
 
 
 def test_records_of_another_protocol_go_and_all_others_stay(records):
-    collect_finetunings([parse_finetuning(json.dumps(finetuning('new')), 'x.json')], records, 'demo', 9600, 'rte')
+    collect_finetunings([parse_finetuning(json.dumps(finetuning('new')), 'x.json')], records)
     assert names(records / 'finetuning') == ['cola.json', 'early.json', 'new.json', 'other.json']
 
 
 def test_a_published_failure_names_no_place_of_a_machine(records):
     trace = 'File "/home/me/maelm_composer/finetuning/fit.py", line 88'
     failed = make_finetuning('rte', 'demo', 9600, key='new', status='failed', error='loss is nan', traceback=trace)
-    collect_finetunings([parse_finetuning(json.dumps(failed), 'x.json')], records, 'demo', 9600, 'rte')
+    collect_finetunings([parse_finetuning(json.dumps(failed), 'x.json')], records)
     published = (records / 'finetuning/new.json').read_text()
     assert 'loss is nan' in published
     assert '/home/me' not in published

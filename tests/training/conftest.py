@@ -164,12 +164,15 @@ def count_rows(folder: str) -> int:
 def start():
     """``start(*arguments)``: ``python train.py ...``; with ``ranks=2``: ``composer -n 2 train.py ...``.
 
-    ``before``: the command that runs it.
+    ``before``: the command that runs it. ``threads``: of each process; None: as torch chooses.
     """
     started = []
 
-    def launch(*arguments: str, ranks: int = 0, before: tuple[str, ...] = ()) -> subprocess.Popen:
+    def launch(
+        *arguments: str, ranks: int = 0, before: tuple[str, ...] = (), threads: int | None = 1
+    ) -> subprocess.Popen:
         train = str(ROOT / 'train.py')
+        environment = {name: value for name, value in os.environ.items() if name != 'OMP_NUM_THREADS'}
         launcher = [str(Path(sys.executable).with_name('composer')), '-n', str(ranks)]
         started.append(
             subprocess.Popen(
@@ -178,7 +181,7 @@ def start():
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
-                env=os.environ | {'OMP_NUM_THREADS': '1'},
+                env=environment | ({} if threads is None else {'OMP_NUM_THREADS': str(threads)}),
             )
         )
         return started[-1]

@@ -46,27 +46,32 @@ def test_a_new_log_has_no_rows(tmp_path):
     assert log.last_eval == {}
 
 
-def test_the_expected_hours_are_told_once_after_ten_timed_batches(monkeypatch):
+@pytest.mark.parametrize('has_bar', [True, False])
+def test_the_expected_hours_are_told_once_after_ten_timed_batches_and_without_a_bar_progress(monkeypatch, has_bar):
     """3 s a batch on four ranks; the first three batches, which are not timed, take a minute each."""
     now, said, logger = [0.0], [], SimpleNamespace(log_metrics=lambda _: None)
-    monkeypatch.setattr(callbacks, 'time', SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(callbacks, 'time', SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0]))
     monkeypatch.setattr(callbacks.dist, 'get_world_size', lambda: 4)
     clock = TrainingClock(tokens_per_batch=16 * 32, seconds=0, device_seconds=0)
-    report = ProgressLines(
-        said.append, clock, MetricsLog(Path('metrics.csv'), clock, GradientClipping(1)), compiles=False
-    )
-    for batch in range(1, 20):
+    log = MetricsLog(Path('metrics.csv'), clock, GradientClipping(1))
+    report = ProgressLines(said.append, clock, log, compiles=False, has_bar=has_bar)
+    report.fit_start(SimpleNamespace(), logger)
+    for batch in range(1, 34):
         at = {name: SimpleNamespace(value=n) for name, n in (('batch', batch), ('sample', 16 * batch))}
         state = SimpleNamespace(timestamp=SimpleNamespace(**at), max_duration=SimpleNamespace(value=16 * (13 + 1800)))
+        state.total_loss_dict = {'loss/train/total': 7 - batch / 100}
         clock.before_dataloader(state, logger)
         now[0] += 60 if batch <= 3 else 3
         clock.batch_end(state, logger)
         report.batch_end(state, logger)
         report.batch_checkpoint(state, logger)
-    assert said == ['measured 171 tokens/s: 28,800 samples left take 1.50 hours, 6.00 device-hours']
+    first, *lines = said
+    assert first == 'measured 171 tokens/s: 28,800 samples left take 1.50 hours, 6.00 device-hours'
+    line = '528 of 29,008 samples: training loss 6.6700, 171 tokens/s, 1 h 29 min left'  # a minute later
+    assert lines == ([] if has_bar else [line])
 
 
 def test_a_logger_that_is_not_installed_is_one_line(recipe, monkeypatch):
     monkeypatch.setitem(sys.modules, 'wandb', None)
-    with pytest.raises(InputError, match=r'pip install -c constraints.txt -e .\.\[wandb\]'):
+    with pytest.raises(InputError, match=r"pip install 'wandb.*', or .* -c constraints.txt -e '\.\[wandb\]'"):
         pretrain(recipe('training.loggers=[wandb]'))

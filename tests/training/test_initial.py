@@ -134,7 +134,7 @@ def test_a_start_that_changed_before_the_first_checkpoint_is_refused(begin):
         (('model.relative_position_function=authors',), 'function is authors, but init_from first has t5'),
         (
             ('data.remote=others',),
-            r'first was trained with another .* in others \(its model differs\): make shards with th',
+            r'first was trained with another .* in others \(its model differs\): copy that model',
         ),
         (('init_from=no/such/folder',), 'no/such/folder: there is no such checkpoint'),
     ],

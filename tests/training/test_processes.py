@@ -91,7 +91,7 @@ def test_killed_at_any_moment_a_run_ends_as_if_never_killed(recipe, start, wait_
 @pytest.mark.usefixtures('workspace')
 def test_a_sigterm_to_the_whole_process_group_loses_no_batch(start, wait_for):
     """As from a scheduler; a loader worker that died of it would end the run before the batch is saved."""
-    process = start('recipe.yaml', 'data.num_workers=1', 'training.max_samples=20000')
+    process = start('recipe.yaml', 'data.num_workers=1', 'training.max_samples=20000', threads=None)
     wait_for(lambda: count_rows('runs/recipe') > 2)
     os.killpg(process.pid, signal.SIGTERM)
     out, _ = process.communicate(timeout=120)

@@ -103,7 +103,9 @@ def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert
             pretrain(stopped)
         assert stop.value.code == 128 + number
     compare_runs(['runs/stopped'])
-    assert re.search(r'runs/stopped +stopped .*SIGTERM: saved at 2\d\d samples; the same command resumes', *read_out())
+    numbers = r'\d+\.\d{4} 5\.00 \d\.\d{4} 1\d'  # of the validation at 128 samples, and the steps until now
+    ending = r'SIGTERM: saved at 2\d\d samples; the same command resumes'
+    assert re.search(rf'runs/stopped +stopped {numbers} .*{ending}', *read_out())
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
     progress = Path(stopped.save_folder, 'latest/progress.json')
     before = parse_json(progress.read_text(), 'progress.json')
