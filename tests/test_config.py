@@ -1,6 +1,5 @@
 """Recipes: layering, one line for whatever is wrong with them, and a hash that is of the values alone."""
 
-import dataclasses
 import json
 import re
 
@@ -10,6 +9,7 @@ from omegaconf import OmegaConf
 
 from maelm_composer.config import (
     CorpusConfig,
+    DataConfig,
     DecoderAttention,
     DecoderConfig,
     FinetuningConfig,
@@ -48,11 +48,10 @@ def nest(key, value):
     return value
 
 
-def test_defaults_are_the_papers_base_setting(load):
-    config = load()
-    assert config == PretrainingConfig(
-        run_name='recipe', save_folder='runs/recipe', data=dataclasses.replace(config.data, remote='shards')
-    )
+def test_defaults_are_the_papers_base_setting():
+    config = load_config(PretrainingConfig, ['yamls/base.yaml'])
+    data = DataConfig(remote='data/base')
+    assert config == PretrainingConfig(run_name='base', save_folder='runs/base', data=data)
     model = config.model
     assert (model.num_hidden_layers, model.hidden_size, model.decoder.num_hidden_layers) == (12, 768, 4)
 

@@ -28,7 +28,12 @@ def test_the_keys_are_those_that_a_recipe_takes():
 
 def test_a_key_shows_its_values_default_and_meaning():
     assert list_keys('pretraining', 'masking.mlm_probability') == [
-        Key('masking.mlm_probability', 'number > 0, < 1', '0.15', 'share of the positions that are masked')
+        Key(
+            'masking.mlm_probability',
+            'number > 0, < 1',
+            '0.15',
+            'masked share; below 0.45: rows may be half full',
+        )
     ]
     assert next(key.name for key in list_keys('corpus', 'tokenizer')) == 'tokenizer.vocab_size'
     by_name = {key.name: key for kind in KINDS for key in list_keys(kind)}

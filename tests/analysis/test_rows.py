@@ -55,12 +55,6 @@ def test_a_view_is_the_rows_without_and_with_their_masks(source, pretrained):
     assert torch.equal(is_real, (rows != CLS_ID) & (rows != SEP_ID) & (rows != PAD_ID))
 
 
-def test_masks_follow_the_seed(source):
-    once, again, other = (views_of(source, seed=seed)[0].is_masked for seed in (1, 1, 2))
-    assert torch.equal(once, again)
-    assert not torch.equal(once, other)
-
-
 @pytest.mark.parametrize('max_tokens', [1, 100, 1000])
 def test_whole_rows_until_there_are_enough_tokens(source, max_tokens):
     is_real = torch.cat([view.is_real for view in views_of(source, max_tokens)])

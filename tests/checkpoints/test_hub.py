@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pytest
 
 from maelm_composer import cli
-from tests.tiny import CHECKPOINT
+from tests.tiny import CHECKPOINT, find_free_port
 
 REPO, TOKEN, EARLIER = 'someone/tiny', 'hf_secret', 'samples-000000000032'
 
@@ -177,9 +177,10 @@ def test_a_refused_or_unreachable_server_leaves_the_export(hub, push, tmp_path, 
     ):
         assert part in line
     assert (tmp_path / 'refused/model.safetensors').exists()
-    monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', 'http://127.0.0.1:9')  # nobody listens there
+    closed = f'http://127.0.0.1:{find_free_port()}'
+    monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', closed)
     code, (line,) = push('unreachable')
-    assert (code, 'at http://127.0.0.1:9' in line) == (2, True)
+    assert (code, f'at {closed}' in line) == (2, True)
     assert (tmp_path / 'unreachable/README.md').exists()
     assert hub.branches == {}
 

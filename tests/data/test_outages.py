@@ -1,9 +1,16 @@
 """Waiting while an object store does not answer."""
 
+from collections import Counter
+
 import pytest
 
+from maelm_composer.config import DataConfig
+from maelm_composer.data import storage
+from maelm_composer.data.dataset import PretrainingRows
+from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.storage import OutageError, read_file, wait_out
 from maelm_composer.errors import InputError
+from tests.training.conftest import write_rows
 
 from .conftest import serve_s3
 
@@ -47,3 +54,24 @@ def test_the_wait_has_an_end(tmp_path):
 
     with pytest.raises(OutageError, match=r'^away$'):
         wait_out(call, 's3://bucket/x', 0.0, tmp_path / '.outage')
+
+
+def test_a_shard_that_was_damaged_on_its_way_is_asked_for_again(tmp_path, monkeypatch):
+    remote, asked = str(write_rows(tmp_path / 'shards')), Counter()
+
+    def read_rows(cache: str) -> list[list[int]]:
+        config, manifest = DataConfig(remote=remote, local=str(tmp_path / cache)), load_manifest(remote)
+        rows = PretrainingRows(config, manifest, 'train', batch_size=4, seed=0)
+        return [rows[at]['input_ids'].tolist() for at in range(rows.num_samples)]
+
+    def read_damaged(url: str) -> bytes | None:
+        content = read_file(url)
+        if not url.endswith('.zstd') or content is None:
+            return content
+        asked[url] += 1
+        return content if asked[url] > 1 else content[:-1] + bytes([content[-1] ^ 1])
+
+    whole = read_rows('whole')
+    monkeypatch.setattr(storage, 'read_file', read_damaged)
+    assert read_rows('again') == whole
+    assert {*asked.values()} == {2}

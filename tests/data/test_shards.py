@@ -26,13 +26,14 @@ from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.patches import _one_job_at_a_time
 from maelm_composer.recipe import to_yaml
+from tests.tiny import find_free_port
 
 from .conftest import write_documents
 
 
 def read_files(remote: str, *folders: str) -> dict[str, bytes]:
     """Every file that training reads, by name."""
-    names = folders or ('train', 'validation', 'manifest.json')
+    names = folders or ('train', 'validation', 'manifest.json', 'id_counts.json')
     paths = [p for name in names for p in [Path(remote, name), *Path(remote, name).rglob('*')] if p.is_file()]
     return {str(p.relative_to(remote)): p.read_bytes() for p in paths}
 
@@ -226,6 +227,20 @@ def test_wide_vocabularies_get_wide_ids(recipe, tmp_path):
     assert shard['zip_data']['basename'] == '00007/shard.00000.mds.zstd'
 
 
+def test_a_split_is_that_of_published_shards():
+    """Another choice means other shards of the same recipe: FORMAT_VERSION is then to be raised."""
+    chosen = [i for i in range(40) if is_validation(f'document {i}', 0.2)]
+    assert chosen == [1, 5, 7, 8, 10, 13, 20, 21, 22, 23, 28]
+
+
+def test_text_that_spells_a_special_token_has_ordinary_ids(recipe, tmp_path):
+    build_tokenizer(recipe)
+    tokenizer, _ = load_tokenizer(recipe)
+    record = convert_documents(['[CLS] [MASK] [SEP] [PAD] [UNK]'], tokenizer.to_str(), recipe, 0, tmp_path / 'out')
+    (counts,) = (record[split]['id_counts'] for split in ('train', 'validation') if record[split]['rows'])
+    assert [counts[i] for i in (0, 2, 3, 319)] == [1, 1, 0, 0]  # one block of one line
+
+
 def test_shards_are_made_in_s3_as_in_a_folder(shards, s3):
     local = read_files(shards.remote)
     shards.remote = 's3://corpus/some/prefix'
@@ -239,7 +254,7 @@ def test_shards_are_made_in_s3_as_in_a_folder(shards, s3):
     'remote,environment,message',
     [
         ('s3://nowhere/x', {}, 's3://nowhere/x.*no such bucket'),
-        ('s3://corpus/x', {'S3_ENDPOINT_URL': 'http://127.0.0.1:9'}, 's3://corpus/x.*127.0.0.1:9'),
+        ('s3://corpus/x', {'S3_ENDPOINT_URL': 'http://127.0.0.1:CLOSED'}, 's3://corpus/x.*127.0.0.1:CLOSED'),
         ('s3://corpus/x', {'S3_ENDPOINT_URL': 'nonsense'}, 's3://corpus/x.*nonsense'),
         ('gs://corpus/x', {}, 'gs://corpus/x.*only a local folder or s3://'),
         ('s3:///x', {}, 'names no bucket'),
@@ -247,9 +262,10 @@ def test_shards_are_made_in_s3_as_in_a_folder(shards, s3):
     ],
 )
 def test_an_unreachable_remote_is_one_line(s3, remote, environment, message, monkeypatch):
+    port = str(find_free_port())  # nobody listens there
     for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=message) as caught:
+        monkeypatch.setenv(name, value.replace('CLOSED', port))
+    with pytest.raises(InputError, match=message.replace('CLOSED', port)) as caught:
         load_manifest(remote)
     assert '\n' not in str(caught.value)
 

@@ -108,6 +108,8 @@ def test_the_training_sample_is_even_bounded_and_deterministic():
     assert 0.35 < sum(position < 1000 for position in positions) / len(positions) < 0.65
     assert sample == sample_documents(documents, size // 3)
     assert sample_documents(documents, size) == documents
+    chosen = sample_documents([f'document {i}' for i in range(40)], 150)  # as for published tokenizers
+    assert [int(text.split()[1]) for text in chosen] == [11, 15, 26, 27, 28, 36, 37]
 
 
 @pytest.mark.parametrize('read', [build_tokenizer, load_tokenizer])

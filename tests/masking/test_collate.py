@@ -19,7 +19,7 @@ from maelm_composer.config import (
     PretrainingConfig,
 )
 from maelm_composer.masking.collate import Batch, MaskingCollator, build_collator
-from maelm_composer.masking.draw import count_visible
+from maelm_composer.masking.draw import count_visible, draw_masked_positions
 
 V = 60
 MASK_ID = V - 1
@@ -213,6 +213,27 @@ def test_random_content_is_an_ordinary_token_of_its_own_stream(build_row, collat
     assert abs((content == labels).double().mean() - 1 / len(pieces)) < 0.006
     other_epoch = collate(collator, rows, epoch=1)
     assert not torch.equal(other_epoch.input_ids, batch.input_ids)
+    published = [[18, 5, 53, 56, 25], [13, 16, 32, 55, 57], [57, 47, 25, 25, 47]]
+    assert content[[0, 1, -1], :5].tolist() == published  # another draw would make a resumed run another one
+
+
+@pytest.mark.parametrize('delta, fed', [(0.25, [2, 1, 0]), (0.5, [3, 2, 0])])
+def test_of_given_masks_the_encoder_reads_the_share_that_comes_first(delta, fed, build_row):
+    ids, masked = np.stack([build_row([40], 40, V)] * 3), ([3, 9, 10, 20, 33, 35], [5, 7, 30], [])
+    for row, positions in zip(ids, masked, strict=True):
+        row[positions] = MASK_ID
+    batch = build(encoder_mask_fraction=delta).read_masks(ids.astype(np.int64))
+    found, read = masked_sets(batch)
+    assert [sorted(row) for row in found] == list(masked)
+    assert [sorted(row) for row in read] == [row[:count] for row, count in zip(masked, fed, strict=True)]
+
+
+@pytest.mark.parametrize('delta', [0.25, 0.5])
+def test_of_drawn_masks_the_encoder_reads_the_share_drawn_first(delta, build_row, collate):
+    row, epochs, rows = build_row([64], 64, V), np.array([2]), np.array([7])
+    drawn, _ = draw_masked_positions((row > 2)[None], MaskingConfig(), 0, epochs, rows)
+    _, read = masked_sets(collate(build(encoder_mask_fraction=delta), [row], first_row=7, epoch=2))
+    assert read == [{*drawn[0, : round(delta * 10)].tolist()}]
 
 
 def test_the_autoregressive_decoder_predicts_all_but_block_starts_and_padding(build_row, collate):

@@ -100,6 +100,19 @@ def test_streams_of_bits_are_independent_and_balanced():
         assert abs(ones - 0.5) < 4 * 0.5 / (bits.size * 64) ** 0.5
 
 
+def test_the_masks_of_published_runs_are_drawn_again():
+    """Another draw would make a resumed run another one, and its records no longer reproducible."""
+    positions, _ = draw(np.ones((4, 64), bool), [0, 1, 70_000, 2**33], [0, 3, 0, 1], seed=17, mlm_probability=0.1)
+    assert positions.tolist() == [
+        [15, 37, 63, 60, 38, 51],
+        [2, 19, 5, 13, 34, 41],
+        [40, 59, 27, 54, 49, 18],
+        [24, 43, 61, 25, 44, 15],
+    ]
+    _, counts = draw(np.ones((16, 10), bool), epochs=[2] * 16, seed=17, rounds_at_random=True)
+    assert counts.tolist() == [1, 1, 2, 1, 1, 2, 1, 1, 2, 2, 1, 1, 2, 1, 1, 2]
+
+
 def test_a_row_with_too_few_maskable_tokens_is_named():
     is_maskable = np.ones((3, 40), bool)
     is_maskable[1, 5:] = False

@@ -66,11 +66,12 @@ def test_backends_train_alike_in_bf16(config, make_batch, backend, compiled):
         assert off <= max(2e-2, 2 * reference_off), name
 
 
+@pytest.mark.parametrize('backend', [DENSE, SDPA])
 @pytest.mark.parametrize('compiled', [True, False])
-def test_dropout_leaves_the_mean_of_the_probabilities(compiled):
+def test_dropout_leaves_the_mean_of_the_probabilities(compiled, backend):
     query, key = torch.randn(2, 8, 2, 256, 16, generator=torch.Generator().manual_seed(0))
     kernel = torch.compile(attend, fullgraph=True, backend='aot_eager') if compiled else attend
-    sums = kernel(query, key, torch.ones(8, 2, 256, 16), torch.zeros(8, 1, 256, 256), 0.5, DENSE)[..., 0]
+    sums = kernel(query, key, torch.ones(8, 2, 256, 16), torch.zeros(8, 1, 256, 256), 0.5, backend)[..., 0]
     assert sums.std() > 0.05
     assert_close(sums.mean(), torch.tensor(1.0), rtol=0, atol=0.01)
 

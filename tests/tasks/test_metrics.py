@@ -82,6 +82,19 @@ def test_influences_give_the_variance_that_resampled_examples_give(name, kind):
         assert found[metric].std() / 20 == pytest.approx(deviation, rel=0.08)
 
 
+@pytest.mark.parametrize('name, kind', [('mrpc', None), ('cola', None), ('stsb', None), ('stsb', 'skewed')])
+def test_influences_are_what_a_metric_loses_without_each_example(name, kind):
+    task = TASKS[name]
+    predictions, labels = draw_examples(kind or task.kind, 400, np.random.default_rng(2))
+    whole, found = compute_metrics(task, {'dev': predictions}, {'dev': labels})
+    others = [np.arange(400) != i for i in range(400)]
+    without = [compute_metrics(task, {'dev': predictions[rest]}, {'dev': labels[rest]})[0] for rest in others]
+    for metric, *_ in task.list_metrics():
+        losses = 399 * (whole[metric] - np.array([metrics[metric] for metrics in without]))
+        assert np.corrcoef(found[metric], losses)[0, 1] > 0.999
+        assert found[metric].std() == pytest.approx(losses.std(), rel=0.02)
+
+
 def test_influences_of_both_parts_of_mnli_and_of_constant_answers():
     labels = {'matched': np.array([0, 1, 2, 0]), 'mismatched': np.array([1, 1])}
     predictions = {'matched': np.array([0, 1, 1, 1]), 'mismatched': np.array([1, 0])}

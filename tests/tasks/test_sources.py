@@ -9,7 +9,7 @@ from maelm_composer.config import TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.tasks import sources
 from maelm_composer.tasks.catalogue import TASKS
-from maelm_composer.tasks.sources import count_rows, load_task_data, sample_evenly
+from maelm_composer.tasks.sources import TextExample, count_rows, load_task_data, sample_evenly
 
 RTE = {'sentence1': ['a', 'b', 'c'], 'sentence2': ['d', 'e', 'f'], 'label': [0, 1, 0], 'idx': [7, 8, 9]}
 LATIN_1 = pyarrow.array([b'caf\xe9 a', b'b', b'c']).view(pyarrow.string())
@@ -98,6 +98,8 @@ def test_a_sample_is_even_nested_and_in_order(task_folder):
     assert {row.id for row in sample_evenly(rows, 20)} < {str(n) for n in numbers}
     assert 8 < sum(n < 48 for n in numbers) < 32  # from the whole file
     assert [row.id for row in sample_evenly(rows[::-1], 40)] == [str(n) for n in numbers[::-1]]
+    plain = [TextExample(str(i), (f'text {i}',), i % 2) for i in range(40)]
+    assert [int(row.id) for row in sample_evenly(plain, 8)] == [1, 9, 12, 22, 27, 28, 29, 36]  # as in published results
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from tests.tiny import write_tokenizer
 from tests.training.conftest import N, V, forget_hashes
 
 STILL = ('training.max_samples=16', 'optimizer.warmup_samples=16')  # one step, whose learning rate is 0
+FREE = ('model.initializer_range=0.5', 'model.relative_position_init=local', 'model.decoder.hidden_dropout_prob=0.2')
+FREE += ('model.hidden_dropout_prob=0.2', 'model.attention_probs_dropout_prob=0.2')  # the weights fit all the same
 PLAIN = ('model.decoder=null', 'masking.encoder_mask_fraction=1')
 
 
@@ -53,6 +55,7 @@ def read_weights(folder: str) -> dict[str, torch.Tensor]:
     'source, changes, line',
     [
         ('first', (), 'encoder, decoder, head'),
+        ('first', FREE, 'encoder, decoder, head'),
         ('first', ('model.decoder.intermediate_size=96',), 'encoder, head; fresh: decoder'),
         ('first', PLAIN, 'encoder, head'),
         ('exported', (), 'encoder; fresh: decoder, head'),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,13 +15,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.device import find_device
+from maelm_composer.files import write_json
 from maelm_composer.masking.collate import IGNORED_LABEL, build_collator
 from maelm_composer.model.maelm import build_model
 from maelm_composer.training import callbacks
 from maelm_composer.training.callbacks import BatchSeed, TrainingClock, read_metrics
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_record import identify
-from tests.training.conftest import RECIPE
+from tests.training.conftest import RECIPE, V
 from tests.training.test_initial import STILL
 
 ROWS = RECIPE['training']['eval_rows']
@@ -71,6 +73,16 @@ def test_the_seed_decides_weights_rows_masks_and_dropout_of_the_first_step(recip
     assert compute_loss() == pytest.approx(loss, rel=1e-6)
     for part in ('weights', 'order', 'masks', 'dropout'):
         assert compute_loss(**{part: 6}) != pytest.approx(loss, rel=1e-3), part
+
+
+def test_a_unigram_head_bias_is_that_of_the_counts_beside_the_shards(recipe, shards):
+    shutil.copytree(shards, 'shards')
+    write_json(Path('shards/id_counts.json'), {'train': [*range(V)]})
+    config = recipe('data.remote=shards', 'model.head_bias_init=unigram', *STILL)
+    pretrain(config)
+    counts = torch.arange(1, V + 1, dtype=torch.float64)
+    bias = load_file(Path(config.save_folder, 'latest/model.safetensors'))['head.bias']
+    torch.testing.assert_close(bias, (counts / counts.sum()).log().float())
 
 
 def test_dropout_is_another_one_for_every_seed_batch_and_rank(monkeypatch):

@@ -184,10 +184,8 @@ def test_what_an_outage_kept_here_is_uploaded_by_the_next_start(
     remote = 'save_folder=s3://runs/checkpoints'
     outage_between('503', 3)
     if how == 'limit':
-        with pytest.raises(
-            InputError,
-            match=r'SlowDown.*no answer for 0.001 minutes .*: saved at \d+ samples in \S+/runs/recipe; the same',
-        ):
+        told = r'SlowDown.*no answer for 0.001 minutes .*: saved at \d+ samples in \S+/runs/recipe; the same'
+        with pytest.raises(InputError, match=told):
             pretrain(recipe(remote, 'training.max_outage_minutes=0.001'))
     else:
         signal_after(11)
@@ -206,12 +204,14 @@ def test_what_an_outage_kept_here_is_uploaded_by_the_next_start(
     with pytest.raises(InputError, match=r'\.unsent holds checkpoints .* s3://runs/checkpoints: resume that run there'):
         pretrain(recipe('save_folder=s3://runs/elsewhere'))
     weights = Path('runs/recipe/.unsent', kept[-1], 'model.safetensors')
-    weights.rename('elsewhere')  # as a part of another machine that was not started
-    with pytest.raises(
-        InputError, match=rf'{kept[-1]} lacks model.safetensors, which another machine holds: start the'
-    ):
+    content = weights.read_bytes()
+    weights.unlink()  # as a part of another machine that was not started
+    with pytest.raises(InputError, match=rf'{kept[-1]} lacks {weights.name}, which another machine holds: start the'):
         pretrain(recipe(remote))
-    Path('elsewhere').rename(weights)
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(InputError, match=rf'{weights.name} in a .unsent/{kept[-1]} is not of this checkpoint, or dam'):
+        pretrain(recipe(remote))
+    weights.write_bytes(content)
     pretrain(recipe(remote))
     assert f'resuming from {int(kept[-1][8:])} samples' in said(capsys)
     assert list_names(bucket) >= {*kept, 'samples-000000000384'}

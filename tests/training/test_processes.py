@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from maelm_composer.checkpoints.find import read_record
+from maelm_composer.checkpoints.names import name_checkpoint
 from maelm_composer.cli import runs as compare_runs
 from maelm_composer.errors import InputError
 from maelm_composer.files import is_locked, lock_folder
@@ -99,7 +100,8 @@ def test_a_sigterm_to_the_whole_process_group_loses_no_batch(start, wait_for):
     assert 'Traceback' not in out
     record = read_record('runs/recipe')
     assert record.status == 'stopped'
-    assert re.fullmatch(r'SIGTERM: saved at [\d,]+ samples; the same command resumes the run', record.ending)
+    said = re.fullmatch(r'SIGTERM: saved at ([\d,]+) samples; the same command resumes the run', record.ending)
+    assert os.readlink('runs/recipe/latest') == name_checkpoint(int(said[1].replace(',', '')))
 
 
 def test_a_loader_worker_ends_by_a_signal_of_its_trainer_alone(tmp_path, wait_for):

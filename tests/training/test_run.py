@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from maelm_composer import precision
+from maelm_composer.checkpoints.names import name_checkpoint
 from maelm_composer.cli import runs as compare_runs
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.dataset import PretrainingRows
@@ -25,6 +26,7 @@ from maelm_composer.records import UnfinishedPretraining, format_record, load_re
 from maelm_composer.training.adapter import PretrainingModel
 from maelm_composer.training.callbacks import read_metrics
 from maelm_composer.training.ending import STOP_SIGNALS
+from maelm_composer.training.plan import count_training_flops
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
 from tests.training.conftest import forget_hashes, write_rows
@@ -40,6 +42,7 @@ def test_a_run_leaves_its_recipe_record_log_and_checkpoints(recipe, capsys):
     assert load_record(folder / 'record.json', parse_pretraining) == record
     assert load_manifest(str(folder)) == load_manifest(config.data.remote)
     assert record.status == 'finished'
+    assert (record.flops, record.tokenizer_hash) == (count_training_flops(config), 't' * 64)
     assert record.provenance.packages['torch'] == torch.__version__.split('+')[0]
     rows = list(read_metrics(folder / 'metrics.csv'))
     assert [int(row['samples']) for row in rows] == list(range(16, 385, 16))
@@ -90,9 +93,6 @@ def test_of_a_run_that_has_ended_nothing_is_kept(recipe):
 
 
 def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after, capsys):
-    def read_out():
-        return [' '.join(capsys.readouterr().out.split())]
-
     whole, stopped = recipe('run_name=whole'), recipe('run_name=stopped')
     handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
     pretrain(whole)
@@ -102,13 +102,13 @@ def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert
         with pytest.raises(SystemExit) as stop:
             pretrain(stopped)
         assert stop.value.code == 128 + number
+        assert os.readlink('runs/stopped/latest') == name_checkpoint(16 * rows)
     compare_runs(['runs/stopped'])
-    numbers = r'\d+\.\d{4} 5\.00 \d\.\d{4} 1\d'  # of the validation at 128 samples, and the steps until now
-    ending = r'SIGTERM: saved at 2\d\d samples; the same command resumes'
-    assert re.search(rf'runs/stopped +stopped {numbers} .*{ending}', *read_out())
+    out = ' '.join(capsys.readouterr().out.split())
+    numbers, ending = r'\d+\.\d{4} 5\.00 \d\.\d{4} 13', 'SIGTERM: saved at 208 samples; the same command resumes'
+    assert re.search(rf'runs/stopped +stopped {numbers} .*{ending}', out)
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
-    progress = Path(stopped.save_folder, 'latest/progress.json')
-    before = parse_json(progress.read_text(), 'progress.json')
+    before = parse_json((progress := Path('runs/stopped/latest/progress.json')).read_text(), 'progress.json')
     assert before['device_seconds'] == before['training_seconds'] > 0
     before['device_seconds'] += 3600  # as if on more ranks
     write_json(progress, before)
@@ -127,6 +127,7 @@ def test_microbatches_and_workers_change_nothing_but_rounding(recipe, unequal):
         pretrain(recipe('run_name=split', 'training.device_train_microbatch_size=5', 'data.num_workers=1', *exact)),
     ]
     assert runs[0].eval_loss == pytest.approx(runs[1].eval_loss, abs=1e-5)
+    assert runs[0].eval_accuracy == pytest.approx(runs[1].eval_accuracy, abs=1e-5)
     weights = [load_file(f'runs/{name}/latest/model.safetensors') for name in ('whole', 'split')]
     torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
 
@@ -155,11 +156,8 @@ def test_a_run_on_several_ranks_can_be_compiled(recipe, start, monkeypatch, shar
     if ranks:  # 53 MB of gradients: three buckets, at whose ends torch cuts the graph
         short += ('model.num_hidden_layers=4', 'model.hidden_size=512', 'model.intermediate_size=2048')
     if not ranks:  # last microbatches of another size, and three kinds of layers
-        short += (
-            'model.decoder.num_hidden_layers=2',
-            'training.device_train_microbatch_size=12',
-            'training.eval_rows=20',
-        )
+        short += ('model.decoder.num_hidden_layers=2', 'training.eval_rows=20')
+        short += ('training.device_train_microbatch_size=12',)
     eager = pretrain(recipe('run_name=eager', *short))
     changes = (f'training.sharding={sharding}', 'training.compile=true', *short)
     changes += (f'training.activation_checkpointing={recomputes}',)
