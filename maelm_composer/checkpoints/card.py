@@ -9,8 +9,8 @@ import yaml
 
 from maelm_composer.checkpoints.find import EncoderFolder, read_recipe
 from maelm_composer.checkpoints.pretrained import HUB_NAME, Pretrained
-from maelm_composer.data.manifest import MANIFEST, Manifest, load_manifest
-from maelm_composer.data.storage import is_s3, join, read_file
+from maelm_composer.data.manifest import Manifest, find_manifest
+from maelm_composer.data.storage import is_s3, read_file
 from maelm_composer.recipe import to_plain
 from maelm_composer.records import FinetuningRecord, Pretraining, PretrainingRecord, parse_finetuning
 
@@ -139,10 +139,9 @@ def _read_manifest(found: EncoderFolder) -> Manifest | None:
         return None
     shards = read_recipe(found).data.remote
     for folder in [found.run] if is_s3(shards) else [found.run, shards]:
-        if read_file(join(folder, MANIFEST)) is not None:
-            manifest = load_manifest(folder)
-            if manifest.content_hash == record.data_hash:
-                return manifest
+        manifest = find_manifest(folder)
+        if manifest is not None and manifest.content_hash == record.data_hash:
+            return manifest
     return None
 
 

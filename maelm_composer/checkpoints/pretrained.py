@@ -296,7 +296,7 @@ def _one_line(problem: str) -> Iterator[None]:
             yield
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # the class with which the tokenizers library refuses a file
+    except Exception as error:  # Transformers and the Hub raise many classes, the tokenizers library this one
         reason, *_ = first_line(error).split(', or contain one of')  # a list of all model types
         raise InputError(f'{problem}: {reason}') from None
     finally:

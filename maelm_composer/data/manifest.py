@@ -50,10 +50,16 @@ def load_manifest(remote: str) -> Manifest:
     Raises:
         InputError: there are no shards, or another version of this package made them.
     """
-    where = storage.join(remote, MANIFEST)
-    content = storage.read_file(where)
-    if content is None:
+    if (manifest := find_manifest(remote)) is None:
         raise InputError(f'no shards at {remote}: run `maelm shards RECIPE.yaml` first (yamls/data/)')
+    return manifest
+
+
+def find_manifest(remote: str) -> Manifest | None:
+    """As :func:`load_manifest`; None if there are no shards."""
+    where = storage.join(remote, MANIFEST)
+    if (content := storage.read_file(where)) is None:
+        return None
     fields = parse_json(content, where)
     try:
         splits = {name: SplitStatistics(**split) for name, split in fields.pop('splits').items()}

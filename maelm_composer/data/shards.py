@@ -24,10 +24,9 @@ from maelm_composer.data.corpora import describe_source, group_documents, iterat
 from maelm_composer.data.manifest import (
     HASH,
     ID_COUNTS,
-    MANIFEST,
     Manifest,
     SplitStatistics,
-    load_manifest,
+    find_manifest,
     save_manifest,
 )
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
@@ -67,11 +66,11 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
             'tokenizer_hash': tokenizer_hash,
         }
     )
-    if (complete := _find_manifest(config.remote, recipe_hash)) is not None:
+    if (complete := _find_own_manifest(config.remote, recipe_hash)) is not None:
         return complete, False
 
     records, counts = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
-    _find_manifest(config.remote, recipe_hash)
+    _find_own_manifest(config.remote, recipe_hash)  # another conversion may have ended meanwhile
     for split in SPLITS:
         if not any(record[split]['rows'] for record in records):
             raise InputError(
@@ -101,12 +100,10 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
     return manifest, True
 
 
-def _find_manifest(remote: str, recipe_hash: str) -> Manifest | None:
+def _find_own_manifest(remote: str, recipe_hash: str) -> Manifest | None:
     """The manifest of complete shards. Raises InputError if another recipe made them."""
-    if storage.read_file(storage.join(remote, MANIFEST)) is None:
-        return None
-    manifest = load_manifest(remote)
-    if manifest.recipe_hash != recipe_hash:
+    manifest = find_manifest(remote)
+    if manifest is not None and manifest.recipe_hash != recipe_hash:
         raise InputError(
             f'{remote} holds shards of another recipe, tokenizer or text: remove it, or set another remote'
         )
@@ -240,7 +237,7 @@ def _run_task(
     os.environ['TOKENIZERS_PARALLELISM'] = 'false'
     with tempfile.TemporaryDirectory() as scratch:
         record = convert_documents(documents, tokenizer_json, config, task, Path(scratch))
-        _find_manifest(config.remote, recipe_hash)  # another conversion may have ended meanwhile
+        _find_own_manifest(config.remote, recipe_hash)  # another conversion may have ended meanwhile
         for split in SPLITS:
             folder = Path(scratch) / split / f'{task:05}'
             if folder.exists():

@@ -18,7 +18,7 @@ from maelm_composer.data.manifest import (
     TOKENIZER_FILE,
     TOKENIZER_RECIPE,
     assert_own_tokenizer,
-    load_manifest,
+    find_manifest,
     read_tokenizer_files,
 )
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID, SPECIAL_TOKENS
@@ -50,8 +50,8 @@ def build_tokenizer(config: CorpusConfig) -> bool:
         }
     )
     files = read_tokenizer_files(folder)
-    if TOKENIZER_RECIPE not in files and storage.read_file(storage.join(config.remote, MANIFEST)) is not None:
-        assert_own_tokenizer(config.remote, load_manifest(config.remote))
+    if TOKENIZER_RECIPE not in files and (manifest := find_manifest(config.remote)) is not None:
+        assert_own_tokenizer(config.remote, manifest)
         if TOKENIZER_FILE in files:  # of version 0.1
             return False
         raise InputError(

@@ -53,7 +53,7 @@ class CheckpointSaver(Callback):
         say: Callable[[str], None],
     ) -> None:
         self.folder, self.clock, self.log, self.say = folder, clock, log, say
-        self.patience, self.outage = training.max_outage_minutes, Outage(training.max_outage_minutes)
+        self.max_outage_minutes, self.outage = training.max_outage_minutes, Outage(training.max_outage_minutes)
         self.interval_samples, self.keep = training.checkpoint_interval_samples, training.checkpoints_to_keep
         self.signals = StopSignals()
 
@@ -75,7 +75,7 @@ class CheckpointSaver(Callback):
             time.sleep(0.5)
             stop = self.signals.agree(state.device)
             self._send(state)
-        if stop and not (is_last(state) and not self.folder.unsent):
+        if stop and (self.folder.unsent or not is_last(state)):
             where = f' in {self.folder.local}, not yet in {self.folder.uri}' if self.folder.unsent else ''
             raise Stopped(stop, f'saved at {samples:,} samples{where}')
 
@@ -119,19 +119,19 @@ class CheckpointSaver(Callback):
                 if folder.unsent[-1] != name_checkpoint(samples):
                     self._save(state)
                 raise InputError(
-                    f'{error}; no answer for {self.patience:g} minutes (training.max_outage_minutes): saved at '
-                    f'{samples:,} samples in {folder.local}; the same command resumes the run'
+                    f'{error}; no answer for {self.max_outage_minutes:g} minutes (training.max_outage_minutes): saved '
+                    f'at {samples:,} samples in {folder.local}; the same command resumes the run'
                 ) from None
             if is_first and not now:
                 goes_on = 'is over' if is_last(state) else 'goes on'
                 self.say(
-                    f'{error}: training {goes_on}, the upload is tried again for {self.patience:g} minutes '
+                    f'{error}: training {goes_on}, the upload is tried again for {self.max_outage_minutes:g} minutes '
                     f'(training.max_outage_minutes)'
                 )
         else:
             if self.outage.since is not None:
                 self.say(f'{folder.uri} answers after {self.outage.seconds:.0f} s: every checkpoint is uploaded')
-            self.outage = Outage(self.patience)
+            self.outage = Outage(self.max_outage_minutes)
             self._remove_outdated()
 
     def _remove_outdated(self) -> None:

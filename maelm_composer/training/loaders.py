@@ -66,9 +66,9 @@ def build_evaluator(plan: Plan, collator: MaskingCollator) -> Evaluator:
 
 
 def _open_rows(plan: Plan, split: str, batch_size: int) -> PretrainingRows:
-    config, patience = plan.config, plan.config.training.max_outage_minutes
+    config, minutes = plan.config, plan.config.training.max_outage_minutes
     return PretrainingRows(
-        config.data, plan.manifest, split, batch_size=batch_size, seed=config.seed, max_outage_minutes=patience
+        config.data, plan.manifest, split, batch_size=batch_size, seed=config.seed, max_outage_minutes=minutes
     )
 
 

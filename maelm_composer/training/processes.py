@@ -25,7 +25,7 @@ T = TypeVar('T')
 FAILURE, SECONDS_BETWEEN_LOOKS, SECONDS_TO_END_BY_ITSELF = 'maelm/failure', 2, 5
 
 
-def count_patience(training: TrainingConfig) -> float:
+def collective_timeout(training: TrainingConfig) -> float:
     """Seconds that a collective waits for the slowest rank, which may be downloading or waiting for an object store."""
     return 1800 + 60 * training.max_outage_minutes
 
@@ -62,7 +62,7 @@ def start_rank(training: TrainingConfig) -> Device:
     # Composer's default is TF32, but training.precision=fp32 promises fp32.
     device = DeviceGPU(allow_tf32=False) if gpus else DeviceCPU()
     if dist.get_world_size() > 1 or training.sharding is not Sharding.ddp:
-        dist.initialize_dist(device, timeout=count_patience(training))
+        dist.initialize_dist(device, timeout=collective_timeout(training))
     return device
 
 

@@ -53,7 +53,7 @@ from maelm_composer.training.optimizer import build_optimizer, build_schedule, r
 from maelm_composer.training.plan import Plan, count_training_flops
 from maelm_composer.training.processes import (
     RankWatch,
-    count_patience,
+    collective_timeout,
     raise_on_all_ranks,
     start_rank,
     take_from_first_rank,
@@ -277,7 +277,7 @@ class _Run:
             accumulate_train_batch_on_tokens=config.masking.rounds_at_random or self.collator.predicts_every_token,
             parallelism_config=ParallelismConfig(fsdp2=fsdp) if self.is_sharded else None,
             spin_dataloaders=False,
-            dist_timeout=count_patience(training),
+            dist_timeout=collective_timeout(training),
             load_path=str(self.start.state) if self.start.state else None,
             load_ignore_keys=drop_unportable,
             load_progress_bar=False,
