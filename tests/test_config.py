@@ -17,6 +17,7 @@ from maelm_composer.config import (
     PretrainingConfig,
     SourceKind,
     SuiteConfig,
+    TrainingConfig,
 )
 from maelm_composer.errors import InputError
 from maelm_composer.recipe import hash_config, load_config, to_plain, to_yaml
@@ -50,8 +51,8 @@ def nest(key, value):
 
 def test_defaults_are_the_papers_base_setting():
     config = load_config(PretrainingConfig, ['yamls/base.yaml'])
-    data = DataConfig(remote='data/base')
-    assert config == PretrainingConfig(run_name='base', save_folder='runs/base', data=data)
+    own = {'data': DataConfig(remote='data/base'), 'training': TrainingConfig(device_train_microbatch_size=128)}
+    assert config == PretrainingConfig(run_name='base', save_folder='runs/base', **own)
     model = config.model
     assert (model.num_hidden_layers, model.hidden_size, model.decoder.num_hidden_layers) == (12, 768, 4)
 

@@ -34,7 +34,8 @@ SMALL = SearchSpace(learning_rate=[1e-5, 2e-5], batch_size=[16, 32], max_epochs=
 
 
 def make_config(**sweep) -> FinetuningConfig:
-    return FinetuningConfig(checkpoint='none', task='rte', sweep=SweepConfig(search={'glue_small': SMALL}, **sweep))
+    search = {'glue_small': dataclasses.replace(SMALL)}  # a copy, which a test may change
+    return FinetuningConfig(checkpoint='none', task='rte', sweep=SweepConfig(search=search, **sweep))
 
 
 def make_record(score, point=(1e-5, 16, 2, 0.06), seed=1, task='rte'):
