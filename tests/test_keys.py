@@ -27,14 +27,9 @@ def test_the_keys_are_those_that_a_recipe_takes():
 
 
 def test_a_key_shows_its_values_default_and_meaning():
-    assert list_keys('pretraining', 'masking.mlm_probability') == [
-        Key(
-            'masking.mlm_probability',
-            'number > 0, < 1',
-            '0.15',
-            'masked share; below 0.45: rows may be half full',
-        )
-    ]
+    meaning = 'share of positions that are masked, about 0.45 at most'
+    key = Key('masking.mlm_probability', 'number > 0, < 1', '0.15', meaning)
+    assert list_keys('pretraining', 'masking.mlm_probability') == [key]
     assert next(key.name for key in list_keys('corpus', 'tokenizer')) == 'tokenizer.vocab_size'
     by_name = {key.name: key for kind in KINDS for key in list_keys(kind)}
     assert by_name['training.precision'].values == 'fp32, bf16, auto'

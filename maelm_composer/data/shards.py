@@ -21,14 +21,7 @@ from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents, name_sources
-from maelm_composer.data.manifest import (
-    HASH,
-    ID_COUNTS,
-    Manifest,
-    SplitStatistics,
-    find_manifest,
-    save_manifest,
-)
+from maelm_composer.data.manifest import HASH, ID_COUNTS, Manifest, SplitStatistics, find_manifest, save_manifest
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer

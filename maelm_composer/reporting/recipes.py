@@ -140,10 +140,11 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
     """
     rungs = {run.identity[ROWS]: rung for rung in RUNGS_OF[evidence.scale] for run in evidence.find_runs(rung.mae_lm)}
     own = [group for group in _group(evidence) if group.is_roberta]
+    identities = [run.identity for run in evidence.runs.values()]
     for folder, recipe in evidence.recipes.items():
         groups = _group(recipe)
         for run in recipe.runs.values():
-            if run.identity in [other.identity for other in evidence.runs.values()]:
+            if run.identity in identities:
                 raise InputError(f'recipes/{folder}: {run.run_name} is a run of the ladder itself: keep one of them')
         robertas = [*(group for group in groups if group.is_roberta), *own]
         for mae_lm in groups:

@@ -125,13 +125,9 @@ class Suite:
         return replace(config, precision=self.precision) if config.precision is Precision.auto else config
 
     def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
-        """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``.
-
-        Raises:
-            InputError: as :attr:`finetuning`, or a key that the sweep searches.
-        """
+        """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``. Raises as :attr:`finetuning`."""
         config = self.finetuning
-        sweep = replace(
+        return replace(
             config,
             checkpoint=str(self.run_folder(model) / name_checkpoint(samples)),
             save_folder=str(self.finetuning_folder),
@@ -139,11 +135,6 @@ class Suite:
             sweep=replace(config.sweep, tasks=list(tasks)),
             measures_rank=model.overlays in MEASURED,
         )
-        try:
-            refuse_searched(sweep, self.settings.finetuning)
-        except InputError as error:
-            raise InputError(f'settings of {self.scale}: {error}') from None
-        return sweep
 
     def _list_entries(self, model: Model) -> tuple[str, ...]:
         """The recipe of ``model``: files and ``key=value`` pairs, of which later ones win.
@@ -286,8 +277,12 @@ def list_steps(suite: Suite, artefacts: Sequence[Artefact]) -> list[Step]:
     models = list(dict.fromkeys(step.model for step in steps))
     ordered = sorted(steps, key=lambda step: (models.index(step.model), step.kind.value))
     made = [replace(step, tasks=tuple(steps[step])) for step in ordered]
-    for sweep in {step.tasks: step for step in made if step.kind is Kind.finetuning}.values():
-        suite.load_finetuning(sweep.model or MAE_LM, sweep.samples, sweep.tasks)  # refused now, not after pretraining
+    for step in {step.tasks: step for step in made if step.kind is Kind.finetuning}.values():
+        sweep = suite.load_finetuning(step.model or MAE_LM, step.samples, step.tasks)
+        try:
+            refuse_searched(sweep, suite.settings.finetuning)  # now, not after pretraining
+        except InputError as error:
+            raise InputError(f'settings of {suite.scale}: {error}') from None
     return [Step(Kind.tokenizer), Step(Kind.shards), *made]
 
 

@@ -15,6 +15,7 @@ from composer.utils import dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from maelm_composer.checkpoints.find import parse_metrics
 from maelm_composer.console import format_duration
 from maelm_composer.errors import InputError
 from maelm_composer.files import replacing
@@ -208,23 +209,23 @@ class ProgressLines(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         clock, samples, now = self.clock, state.timestamp.sample.value, time.monotonic()
-        if clock.timed_batches < 10:
+        is_tenth = clock.timed_batches == 10
+        is_due = clock.timed_batches > 10 and not self.has_bar and now - self.last_line >= SECONDS_BETWEEN_LINES
+        if not (is_tenth or is_due):
             return
+        self.last_line = now
         seconds, total = clock.timed_seconds / clock.timed_batches, state.max_duration.value  # type: ignore[union-attr]
         speed = f'{clock.tokens_per_batch / seconds:,.0f} tokens/s'
         left = max(0, total - samples)
         hours = left / (samples / state.timestamp.batch.value) * seconds / 3600
-        if clock.timed_batches == 10:
+        if is_tenth:
             self.say(
                 f'measured {speed}: {left:,} samples left take {hours:.2f} hours, '
                 f'{hours * dist.get_world_size():.2f} device-hours'
             )
-        elif not self.has_bar and now - self.last_line >= SECONDS_BETWEEN_LINES:
+        else:
             loss, time_left = state.total_loss_dict['loss/train/total'], format_duration(3600 * hours)
             self.say(f'{samples:,} of {total:,} samples: training loss {loss:.4f}, {speed}, {time_left} left')
-        else:
-            return
-        self.last_line = now
 
     def eval_end(self, state: State, logger: Logger) -> None:
         evaluation = self.log.last_eval
@@ -235,6 +236,6 @@ class ProgressLines(Callback):
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, str]]:
-    """The complete rows of a metrics.csv, read one by one; a last line that a kill truncated is dropped."""
+    """The complete rows of a metrics.csv, read one by one."""
     with path.open(encoding='utf-8') as file:
-        yield from csv.DictReader(line for line in file if line.endswith('\n'))
+        yield from parse_metrics(file)

@@ -1,11 +1,11 @@
 """The table of `maelm runs`. Imports no torch."""
 
-import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from maelm_composer.checkpoints.find import read_record
+from maelm_composer.checkpoints.find import parse_metrics, read_record
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.storage import is_s3, join, read_file
@@ -57,9 +57,9 @@ def print_runs(folders: Sequence[str]) -> None:
 
 def _read_progress(folder: str) -> dict[str, Any]:
     """The last number of every column in the log of an unfinished run; none if the log is damaged."""
-    lines = (read_file(join(folder, METRICS)) or b'').decode(errors='replace').splitlines(keepends=True)
+    log = (read_file(join(folder, METRICS)) or b'').decode(errors='replace')
     last = dict[str, str]()
-    for row in csv.DictReader(line for line in lines if line.endswith('\n')):  # a kill cuts the last line off
+    for row in parse_metrics(io.StringIO(log)):
         last |= {name: value for name, value in row.items() if name and value}
     try:
         return {'batches' if name == 'batch' else name: float(value) for name, value in last.items()}
