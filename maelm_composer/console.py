@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import TypeVar
 
 from rich import box
@@ -26,6 +27,13 @@ def begin_table(*left: str, right: Sequence[str] = (), last: Sequence[str] = ())
     for name in (*left, *right, *last):
         table.add_column(name, justify='right' if name in right else 'left', overflow='fold')
     return table
+
+
+@cache  # so that a process with many runs prints a notice once
+def tell(notice: str) -> None:
+    """Print ``notice`` on standard error, unless it is empty."""
+    if notice:
+        print(notice, file=sys.stderr, flush=True)
 
 
 def track(items: Iterable[Item], total: int, name: str, unit: str) -> Iterator[Item]:

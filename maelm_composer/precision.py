@@ -6,7 +6,6 @@ reads earlier choices without torch.
 """
 
 import os
-import sys
 import time
 import timeit
 import uuid
@@ -163,10 +162,3 @@ def read_choice(folder: Path) -> Precision | None:
     if word not in (Precision.fp32.name, Precision.bf16.name):
         raise InputError(f'{path} begins with neither fp32 nor bf16: write the precision of the runs beside it')
     return Precision[word]
-
-
-@cache  # so that a process with many runs prints a notice once
-def tell(notice: str) -> None:
-    """Print ``notice`` on standard error, unless it is empty."""
-    if notice:
-        print(notice, file=sys.stderr, flush=True)

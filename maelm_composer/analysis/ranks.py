@@ -16,12 +16,12 @@ from maelm_composer.analysis.rows import RowSource, find_shards, find_text, iter
 from maelm_composer.checkpoints.find import find_encoder, read_recipe
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.config import DataConfig, Implementation, Precision, SourceConfig
-from maelm_composer.console import begin_table, open_console
+from maelm_composer.console import begin_table, open_console, tell
 from maelm_composer.data.storage import is_s3
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local, assert_writable, hash_json
-from maelm_composer.precision import choose_in, tell
+from maelm_composer.precision import choose_in
 from maelm_composer.recipe import to_plain
 from maelm_composer.records import LayerRanks, RankRecord, collect_provenance, load_record, parse_rank, write_record
 

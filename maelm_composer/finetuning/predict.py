@@ -8,13 +8,14 @@ from typing import Any
 from maelm_composer.checkpoints.find import find_encoder, read_weights
 from maelm_composer.checkpoints.pretrained import load_pretrained, place_encoder
 from maelm_composer.config import Precision, SpanConfig, TaskKind
+from maelm_composer.console import tell
 from maelm_composer.device import explain_shortage, find_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local, assert_writable, write_text
 from maelm_composer.finetuning.evaluation import read_scores
 from maelm_composer.finetuning.fit import EVAL_BATCH_SIZE, predict
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.precision import choose, tell
+from maelm_composer.precision import choose
 from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, TASKS, Task
 from maelm_composer.tasks.examples import encode, fit_span
 from maelm_composer.tasks.sources import read_unlabelled

@@ -7,6 +7,7 @@ from pathlib import Path
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import FinetuningConfig
+from maelm_composer.console import tell
 from maelm_composer.device import explain_shortage, find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local, assert_writable, write_text
@@ -14,7 +15,7 @@ from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.fit import fit, measure_last_layer
 from maelm_composer.finetuning.identity import check_names, describe_run, find_finished, limit_length, run_key
 from maelm_composer.finetuning.model import FinetuningModel
-from maelm_composer.precision import choose_in, tell
+from maelm_composer.precision import choose_in
 from maelm_composer.records import FinetuningRecord, RankAtEpoch, pack_numbers, write_record
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.tasks.examples import encode

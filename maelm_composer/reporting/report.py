@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from maelm_composer.console import begin_table, open_console
+from maelm_composer.console import begin_table, open_console, tell
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, RECIPES, artefacts_of, find_artefact
@@ -72,8 +72,11 @@ def _has_curve(rows: Sequence[Row]) -> bool:
 def write_tables(folder: Path, evidence: Evidence) -> Tables:
     """Make every CSV file of ``folder`` from ``evidence``. Raises InputError for records that contradict each other."""
     models = {demand.model for artefact in artefacts_of(evidence.scale) for demand in artefact.demands}
-    if not any(map(evidence.find_runs, models)):
+    read = {run.run_name for model in models for run in evidence.find_runs(model)}
+    if not read:
         raise InputError(f'{folder}/records has no finished run of a model of {evidence.scale}: nothing was written')
+    if strays := ', '.join(sorted(evidence.runs.keys() - read)):
+        tell(f'{folder}/records: no model of {evidence.scale} is named as these runs, which no table reads: {strays}')
     tables = build_tables(evidence)
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)

@@ -20,11 +20,12 @@ import torch
 
 from maelm_composer.cluster import LostWorkerError, connect_ray, ending_with_ray, get_result
 from maelm_composer.config import FinetuningConfig
+from maelm_composer.console import tell
 from maelm_composer.errors import InputError, first_line, telling_of_stop
 from maelm_composer.files import assert_local
 from maelm_composer.finetuning.identity import describe_run, find_finished, limit_length, run_key
 from maelm_composer.finetuning.run import finetune, load_encoder
-from maelm_composer.precision import Choice, choose_in, tell
+from maelm_composer.precision import Choice, choose_in
 from maelm_composer.records import EncoderIdentity, FailedFinetuning, Finetuning, write_record
 from maelm_composer.sweep.lease import SECONDS_BETWEEN_LOOKS, RunLease, is_free, open_lease, take
 from maelm_composer.sweep.report import Progress, Standing, print_result

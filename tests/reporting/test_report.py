@@ -224,6 +224,15 @@ def test_a_page_of_one_run_says_what_is_missing(archive):
     assert not (made.results / 'medium' / 'figure3.svg').exists()  # of one checkpoint
 
 
+def test_a_run_whose_name_no_model_has_is_named(archive, capsys):
+    made = archive('medium')
+    made.add_run('medium-s17')
+    made.add_run('medium-mae-s18')
+    report('medium', made.results)
+    said = capsys.readouterr().err
+    assert said.endswith('no model of medium is named as these runs, which no table reads: medium-mae-s18\n')
+
+
 def test_a_figure_whose_records_are_gone_goes_too(archive):
     made = archive('medium')
     made.add_run('medium')
