@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import MPNetConfig, MPNetForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from bench.machine import OtherProcesses
-from maelm_composer.config import AttentionBackend, DecoderConfig, ModelConfig, Precision, PretrainingConfig
+from maelm_composer.config import DecoderConfig, ModelConfig, Precision, PretrainingConfig
 from maelm_composer.data.special_tokens import CLS_ID, NUM_LEADING_SPECIALS, PAD_ID, SEP_ID
 from maelm_composer.device import keep_freed_memory
 from maelm_composer.masking.collate import Batch, build_collator
@@ -117,7 +117,6 @@ def make_ours(shape: Shape, recipe: PretrainingConfig, precision: Precision, com
     """Our model as a contender. Sets the process's allocator to keep freed memory, as our training does."""
     keep_freed_memory()
     model, batch = build_model(recipe.model, seed=0).to(DEVICE), make_batch(recipe, shape.batch)
-    model.select_attention(AttentionBackend.auto, DEVICE)
     if compiled:
         model.compile(fullgraph=True, dynamic=False)
     flops = shape.batch * count_row_flops(recipe)

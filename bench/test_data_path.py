@@ -257,7 +257,7 @@ def test_composers_overhead(
 def train_bare(config: PretrainingConfig) -> None:
     """Train with the recipe's model, rows, masks, optimizer, clipping and schedule in a plain loop."""
     model = build_model(config.model, config.seed).to(DEVICE)
-    model.select_attention(config.training.attention, DEVICE)
+    model.select_attention(config.training.attention)
     optimizer = build_optimizer(model.parameters(), config.optimizer)
     schedule = build_schedule(optimizer, config.optimizer, config.training)
     batches = build_loader(config)

@@ -26,7 +26,7 @@ from transformers import (
 
 from bench.machine import skip_if_slow
 from maelm_composer.checkpoints.huggingface import import_encoder
-from maelm_composer.checkpoints.pretrained import build, place_encoder
+from maelm_composer.checkpoints.pretrained import build
 from maelm_composer.config import FinetuningConfig, Precision, SpanConfig, TaskDataConfig, TaskSource
 from maelm_composer.data.special_tokens import PAD_ID, SPECIAL_TOKENS
 from maelm_composer.device import find_device, keep_freed_memory
@@ -96,7 +96,7 @@ def time_ours(inputs: Inputs, task_name: str, num_labels: int, precision: Precis
     task, settings = find_task(task_name), FinetuningConfig(task=task_name, max_epochs=1, batch_size=BATCH)
     settings.precision = precision
     device = find_device()
-    encoder = place_encoder(build(Encoder, config, weights, 'the peer'), device)
+    encoder = build(Encoder, config, weights, 'the peer')
     model = FinetuningModel(encoder, SIZE, task, settings.dropout, seed=1).to(device)
     report = fit(model, inputs, settings, PAD_ID, evaluate=lambda step: None)
     return report.training_seconds, report.padded_share

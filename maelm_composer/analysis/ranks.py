@@ -14,7 +14,7 @@ from tqdm import tqdm
 from maelm_composer.analysis.measures import THRESHOLD, Gram, RankOneResidual, measure_principal_angles
 from maelm_composer.analysis.rows import RowSource, find_shards, find_text, iterate_views
 from maelm_composer.checkpoints.find import find_encoder, read_recipe
-from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
+from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.config import DataConfig, Implementation, Precision, SourceConfig
 from maelm_composer.console import begin_table, open_console, tell
 from maelm_composer.data.storage import is_s3
@@ -146,7 +146,7 @@ def _find_rows(
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:
     keep_freed_memory()
     device, size = find_device(), pretrained.hidden_size
-    encoder: Any = place_encoder(pretrained.encoder, device)
+    encoder: Any = pretrained.encoder.to(device)
     layers: defaultdict[int, _Layer] = defaultdict(lambda: _Layer(size, device))
     views = iterate_views(
         source,

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.checkpoints.find import find_encoder, read_recipe, read_weights
-from maelm_composer.checkpoints.pretrained import build, place_encoder, read_tokenizer, set_to_masked_text
+from maelm_composer.checkpoints.pretrained import build, read_tokenizer, set_to_masked_text
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID
 from maelm_composer.device import find_device
 from maelm_composer.errors import InputError
@@ -53,7 +53,7 @@ class MaskPredictor:
         tokenizer = read_tokenizer(found, recipe.model)
         set_to_masked_text(tokenizer)
         model = build(MaskedLanguageModel, recipe.model, read_weights(found, '')[0], checkpoint)
-        model = place_encoder(model, find_device())
+        model.to(find_device())
         return cls(model, tokenizer, build_collator(recipe), recipe.model.max_seq_len)
 
     def encode(self, texts: Sequence[str]) -> Batch:

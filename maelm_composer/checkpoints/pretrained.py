@@ -29,12 +29,11 @@ from maelm_composer.checkpoints.find import (
     read_weights,
 )
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig, MaelmModel
-from maelm_composer.config import AttentionBackend, Implementation, ModelConfig
+from maelm_composer.config import Implementation, ModelConfig
 from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, read_tokenizer_files
 from maelm_composer.data.storage import join
 from maelm_composer.errors import InputError, first_line
 from maelm_composer.model.encoder import Encoder
-from maelm_composer.model.maelm import MaskedLanguageModel
 from maelm_composer.records import EncoderIdentity
 
 ENCODER = 'encoder.'
@@ -149,13 +148,6 @@ def find_misfit(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> str 
         if there != here:
             return f'{name} is {there} in the checkpoint, {here} in the model'
     return None
-
-
-def place_encoder(model: Module, device: torch.device) -> Module:
-    """Move an encoder, or a model with one, to ``device``. Loading does not initialise CUDA; only this function may."""
-    if isinstance(model, (Encoder, MaskedLanguageModel)):
-        model.select_attention(AttentionBackend.auto, device.type)
-    return model.to(device)
 
 
 def _load_huggingface(name: str, implementation: Implementation, dropout: float | None) -> Pretrained:

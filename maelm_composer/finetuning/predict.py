@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from maelm_composer.checkpoints.find import find_encoder, read_weights
-from maelm_composer.checkpoints.pretrained import load_pretrained, place_encoder
+from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import Precision, SpanConfig, TaskKind
 from maelm_composer.console import tell
 from maelm_composer.device import explain_shortage, find_device
@@ -65,8 +65,7 @@ def predict_file(
     choice = choose(precision, '--precision')
     tell(choice.notice)
     pretrained = load_pretrained(saved_model)
-    encoder = place_encoder(pretrained.encoder, find_device())
-    model = FinetuningModel(encoder, pretrained.hidden_size, task, dropout=0.0, seed=0).to(find_device())
+    model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, dropout=0.0, seed=0).to(find_device())
     model.head.load_state_dict(read_weights(found, 'head.')[0])
     max_seq_len = description.get('max_seq_len', pretrained.max_seq_len)
     span = fit_span(SpanConfig(**description.get('span', {})), max_seq_len)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained, place_encoder
+from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.console import tell
@@ -65,9 +65,8 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
             f'{task.name}: no training row is left: the contexts of {inputs.num_left_out} do not contain their answers'
         )
     evaluator = Evaluator(task, data.evaluation, config, tokenizer)
-    device = find_device()
-    encoder = place_encoder(pretrained.encoder, device)
-    model = FinetuningModel(encoder, pretrained.hidden_size, task, config.dropout, config.seed).to(device)
+    model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, config.dropout, config.seed)
+    model.to(find_device())
     dev_inputs = evaluator.inputs[task.eval_splits[0]]
     specials = (tokenizer.cls_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id)
     rank_curve: list[RankAtEpoch] = []

@@ -18,7 +18,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
-        self.backend = AttentionBackend.dense  # see Stack.select_attention
+        self.backend = AttentionBackend.auto  # see MaskedLanguageModel.select_attention
         self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size)  # one product for W_Q, W_K and W_V
         self.output = nn.Linear(hidden_size, hidden_size)
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from maelm_composer.config import AttentionBackend, HeadBiasInit, ModelConfig
 from maelm_composer.masking.collate import IGNORED_LABEL, Batch
+from maelm_composer.model.attention import Attention
 from maelm_composer.model.decoder import Decoder, take_padded
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.relative_position import RelativePositionBias
@@ -83,10 +84,11 @@ class MaskedLanguageModel(nn.Module):
         loss = functional.cross_entropy(in_fp32.flatten(0, 1), labels.flatten())
         return MaskedLMOutput(loss, logits.detach(), labels)
 
-    def select_attention(self, requested: AttentionBackend, device_type: str) -> dict[str, str]:
-        """Set each stack's attention kernel (:meth:`Stack.select_attention`); returns its name by stack."""
-        stacks = {'encoder': self.encoder, 'decoder': self.decoder}
-        return {n: s.select_attention(requested, device_type).name for n, s in stacks.items() if s is not None}
+    def select_attention(self, backend: AttentionBackend) -> None:
+        """Set the attention kernel of every layer; a new model has ``auto``."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.backend = backend
 
 
 def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None = None) -> MaskedLanguageModel:

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from maelm_composer.config import AttentionBackend, DecoderAttention, DecoderConfig, ModelConfig
-from maelm_composer.model.attention import Attention
-from maelm_composer.model.kernels.attention import choose_backend, materialize
+from maelm_composer.config import DecoderAttention, DecoderConfig, ModelConfig
+from maelm_composer.model.kernels.attention import materialize
 from maelm_composer.model.kernels.embedding import embed
 from maelm_composer.model.layer import Layer
 from maelm_composer.model.relative_position import RelativePositionBias
@@ -35,14 +34,6 @@ class Stack(nn.Module):
         self.relative_position = RelativePositionBias(stack, model) if has_relative_position else None
         kinds = self.has_self_attention, self.has_cross_attention
         self.layers = nn.ModuleList(Layer(stack, eps, *kinds) for _ in range(stack.num_hidden_layers))
-
-    def select_attention(self, requested: AttentionBackend, device_type: str) -> AttentionBackend:
-        """Set and return the attention kernel, as :func:`choose_backend` chooses it."""
-        backend = choose_backend(requested, device_type)
-        for module in self.modules():
-            if isinstance(module, Attention):
-                module.backend = backend
-        return backend
 
     def add_positions(self, inputs: Tensor, position_ids: Tensor) -> Tensor:
         """(B, T, D) embeddings and their (B, T) positions -> H^0, (B, T, D)."""

@@ -30,6 +30,7 @@ from maelm_composer.device import (
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_writable, lock_folder
 from maelm_composer.masking.collate import build_collator
+from maelm_composer.model.kernels.attention import choose_backend
 from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model
 from maelm_composer.patches import allow_graphs, release_trainer, silence_warnings
@@ -215,7 +216,9 @@ class _Run:
             if config.model.head_bias_init is HeadBiasInit.unigram:
                 counts = load_id_counts(config.data.remote)
         self.model = build_model(config.model, config.seed, counts)
-        self.attention = self.model.select_attention(config.training.attention, find_device().type)
+        self.model.select_attention(config.training.attention)
+        stacks = ('encoder',) if self.model.decoder is None else ('encoder', 'decoder')
+        self.attention = dict.fromkeys(stacks, choose_backend(config.training.attention, find_device().type).name)
         if config.training.activation_checkpointing:
             recompute_layers(self.model, compiles_layers=config.training.compile and self.is_sharded)
         self.start = find_resume_point(self.folder, self.model, self.is_sharded)

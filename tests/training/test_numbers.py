@@ -64,7 +64,7 @@ def test_the_seed_decides_weights_rows_masks_and_dropout_of_the_first_step(recip
         rows = list(PretrainingRows(config.data, manifest, 'train', batch_size=BATCH, seed=order))[:BATCH]
         batch, device = dataclasses.replace(build_collator(config), seed=masks)(rows), find_device()
         model = build_model(config.model, weights).to(device)
-        model.select_attention(config.training.attention, device.type)
+        model.select_attention(config.training.attention)
         BatchSeed(dropout).batch_start(at_batch(0), None)
         return model(batch.to(device)).loss.item()
 

@@ -127,7 +127,7 @@ def test_activations_of_a_row_are_what_autograd_keeps(has_decoder):
 def _measure_kept(config: PretrainingConfig, rows: int) -> int:
     """Bytes that the forward pass in bf16 keeps for the backward one."""
     model = build_model(config.model, seed=0)
-    model.select_attention(AttentionBackend.sdpa, 'cpu')
+    model.select_attention(AttentionBackend.sdpa)
     ids = torch.arange(128).remainder(1000).add(4).numpy()
     ids[[0, -1]] = 0, 2
     batch = build_collator(config)([{'input_ids': ids, 'row': row, 'epoch': 0} for row in range(rows)])

@@ -27,10 +27,10 @@ def attend(
     Args:
         bias: (B, 1 or H, Q, K), -inf where a query must not look.
         dropout: of the attention probabilities, 0 outside training.
-        backend: ``dense`` or ``sdpa``.
+        backend: the kernel, as :func:`choose_backend` chooses it.
     """
     bias = bias.to(query.dtype)
-    if backend is AttentionBackend.sdpa:
+    if choose_backend(backend, query.device.type) is AttentionBackend.sdpa:
         return functional.scaled_dot_product_attention(query, key, value, bias, dropout)
     return attend_dense(query, key, value, bias, dropout)
 
@@ -84,13 +84,8 @@ class _CompiledAttention(torch.autograd.Function):
 
 
 def materialize(values: Tensor) -> Tensor:
-    """:func:`plain_materialize`; a compiled model computes the tensor once, not anew in every layer that reads it."""
+    """The same tensor; a compiled model computes it once, not anew in every layer that reads it."""
     return _Materialize.apply(values) if torch.compiler.is_compiling() else values
-
-
-def plain_materialize(values: Tensor) -> Tensor:
-    """The same tensor."""
-    return values
 
 
 class _Materialize(torch.autograd.Function):
