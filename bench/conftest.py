@@ -13,8 +13,6 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, OWN, Artefact
 from maelm_composer.reporting.load import read_csv
-from maelm_composer.suite.cost import describe_device
-from maelm_composer.suite.plan import plan_suite, print_plan
 from maelm_composer.suite.steps import Suite, choose_artefacts, load_suite
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,9 +25,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--record', action='store_true', help='write measured speeds to throughput/ in the results')
     parser.addoption('--scale', default='demo', help='a file of yamls/suite without its suffix, as ladder or base')
     parser.addoption('--settings', help="file with keys of yamls/suite/, over the scale's (docs/benchmark.md)")
-    parser.addoption('--plan', action='store_true', help='print the missing steps and their costs; run nothing')
-    parser.addoption('--gpus', type=int, help="with --plan: how many; default: this machine's, or 1 with --gpu")
-    parser.addoption('--gpu', help='with --plan: their model, such as h100')
     parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
     parser.addoption('--faults', type=int, default=20, help='number of faults of test_faults.py')
     parser.addoption('--seed', type=int, default=1, help='of the faults')
@@ -41,10 +36,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.gpus is not None and config.option.gpus < 1:
-        raise pytest.UsageError(f'--gpus {config.option.gpus}: at least 1')
-    if (config.option.gpus or config.option.gpu) and not config.option.plan:
-        raise pytest.UsageError('--gpus and --gpu are for --plan: a suite runs on the devices of this machine')
     config.addinivalue_line('markers', 'throughput: measures speed for minutes; selected by file name or marker only')
 
 
@@ -75,17 +66,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-
-
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """With ``--plan``: print the plan instead of running the tests."""
-    if not session.config.option.plan:
-        return None
-    with _in_checkout():
-        suite = load_suite(*_read_options(session.config))
-        device = describe_device(session.config.option.gpu, session.config.option.gpus)
-        print_plan(suite, plan_suite(suite, list_artefacts(suite, session), device), device)
-    return True
 
 
 def list_artefacts(suite: Suite, session: pytest.Session) -> list[Artefact]:

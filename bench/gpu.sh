@@ -181,13 +181,12 @@ speeds() {
 }
 
 suite() {
-  local tests=() artefact
-  for artefact in table1 table3 figure1 figure5 figure3; do # those of two models; Table 2 and Figure 4 need 17
-    tests+=("bench/test_$artefact.py")
-  done
-  tests+=(--scale "$scale" --work "$work" --results "$results" ${settings:+--settings "$settings"})
-  part suite 60 "$python" -m pytest -q -s "${tests[@]}"
-  if [ "$(status_of suite)" != passed ]; then "$python" -m pytest -q "${tests[@]}" --plan 2>&1 | grep -v 'no tests ran'; fi
+  local options=(--scale "$scale" --work "$work" --results "$results" ${settings:+--settings "$settings"})
+  # those of two models; Table 2 and Figure 4 need 17
+  part suite 60 "$python" -m pytest -q -s bench/test_{table1,table3,figure1,figure5,figure3}.py "${options[@]}"
+  if [ "$(status_of suite)" != passed ]; then
+    "$python" -m maelm_composer.cli suite "${options[@]}" --artefacts table1,table3,figure1,figure5,figure3 --plan
+  fi
 }
 
 echo "bench/gpu.sh: $found; scale $scale"

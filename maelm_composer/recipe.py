@@ -207,19 +207,8 @@ def _find_flat_section(root: type, layer: Any) -> str:
     """The dotted name of the section to which ``layer`` gives a single value; OmegaConf's error does not name it."""
     parts = [key.name.split('.')[:-1] for key in walk_leaves(root) if not re.search(r'[\[<]', key.name)]
     sections = dict.fromkeys(name for names in parts for name in itertools.accumulate(names, '{}.{}'.format))
-    plain = OmegaConf.to_container(layer)
-    for name in sections:
-        value = _look_up(plain, name)
-        if value is not None and not isinstance(value, dict):
-            return name
-    return ', '.join(map(str, layer))
-
-
-def _look_up(plain: Any, name: str) -> Any:
-    """The value at the dotted ``name`` in nested dicts; None if there is none."""
-    for part in name.split('.'):
-        plain = plain.get(part) if isinstance(plain, dict) else None
-    return plain
+    values = dict(_walk_values(OmegaConf.to_container(layer)))
+    return next((name for name in sections if values.get(name) not in (None, {})), ', '.join(map(str, layer)))
 
 
 def _find_nearest(key: str, beside: list[str], everywhere: list[str]) -> str | None:

@@ -7,8 +7,6 @@ import sys
 import tarfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / 'bench/gpu.sh'
 # In place of an interpreter with torch: slow to start, without tests to run. The plan is what is in the archive.
@@ -31,12 +29,6 @@ def test_the_tests_of_other_folders_stay_selected():
     files = {line.partition('::')[0] for line in done.stdout.splitlines()}
     assert {'tests/masking/test_draw.py', 'tests/test_faults.py', 'bench/test_table1.py'} <= files, done.stdout
     assert not files & {'bench/test_faults.py', 'bench/test_throughput.py'}  # these take minutes
-
-
-def test_a_plan_for_no_gpu_is_refused():
-    done = call_pytest('bench/test_table1.py', '--plan', '--gpu', 'h100', '--gpus=0')
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert done.stderr.strip() == 'ERROR: --gpus 0: at least 1'
 
 
 def test_the_gpu_script_names_the_files_of_all_tests_marked_gpu():

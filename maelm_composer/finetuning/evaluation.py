@@ -101,11 +101,8 @@ class Evaluator:
                 {answer['id']: answer['null_score_difference'] for answer in answers},
             )
             return Result(metrics, answers, {name: values - values.mean() for name, values in each.items()})
-        is_classification = self.task.kind == CLASSIFICATION
-        outputs = {
-            split: np.array([row.argmax() if is_classification else row for row in rows])
-            for split, rows in scores.items()
-        }
+        # A regression's predictions are on the scale of its labels; correlations do not depend on the scale.
+        outputs = {split: np.array([p['prediction'] for p in predictions]) for split, predictions in found.items()}
         labels = {split: np.array([example.label for example in rows]) for split, rows in self.examples.items()}
         metrics, influences = compute_metrics(self.task, outputs, labels)
         predictions = [
