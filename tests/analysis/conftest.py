@@ -1,20 +1,17 @@
 """A pretraining run on disk with tokenizer, shards and random weights."""
 
-import json
 import random
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 from streaming import MDSWriter
 
 from maelm_composer.analysis.rows import find_text
-from maelm_composer.config import DataConfig, DecoderConfig, ModelConfig, PretrainingConfig, TokenizerConfig
+from maelm_composer.config import DecoderConfig, ModelConfig, TokenizerConfig
 from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.data.tokenizer import save_tokenizer, train_tokenizer
 from maelm_composer.model.maelm import build_model
-from maelm_composer.recipe import to_yaml
-from tests.records import make_pretraining
+from tests.tiny import write_run
 
 N, V, D = 48, 320, 32
 WORDS = 'the sea wind ship of night and a captain saw great white whale rose under moon to old men sing from harbour'
@@ -53,16 +50,7 @@ def folder(tmp_path_factory) -> Path:
 
     sizes = {'num_hidden_layers': 2, 'hidden_size': D, 'num_attention_heads': 2, 'intermediate_size': 64}
     model = ModelConfig(vocab_size=V, max_seq_len=N, initializer_range=0.2, decoder=DecoderConfig(**sizes), **sizes)
-    config = PretrainingConfig(
-        run_name='run', save_folder=str(root / 'run'), data=DataConfig(remote=str(root / 'shards')), model=model
-    )
-    checkpoint = root / 'run/samples-000000000064'
-    checkpoint.mkdir()
-    save_file(build_model(model, seed=0).state_dict(), checkpoint / 'model.safetensors')
-    (checkpoint / 'progress.json').write_text(json.dumps({'samples': 64, 'training_seconds': 1.5}))
-    (root / 'run/recipe.yaml').write_text(to_yaml(config))
-    (root / 'run/record.json').write_text(json.dumps(make_pretraining('run')))
-    (root / 'run/latest').symlink_to(checkpoint.name)
+    write_run(root / 'run', model, build_model(model, seed=0).state_dict(), remote=str(root / 'shards'))
     return root
 
 
