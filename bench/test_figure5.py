@@ -16,4 +16,5 @@ def test_figure5(make: Callable, suite: Suite) -> None:
         curve = [row for row in rows if (row['row'], row['column']) == (label, f'rank during {task}')]
         assert len(curve) > 1
         assert curve[0]['x'] == '0'
-        assert curve[-1]['value'] == find_value(table3, label, task)
+        if len(suite.finetuning.sweep.max_epochs) < 2:  # else the curve ends with the fewest epochs that a seed chose
+            assert curve[-1]['value'] == find_value(table3, label, task)

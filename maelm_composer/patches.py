@@ -1,6 +1,6 @@
 """Workarounds for faults of Streaming, Composer and torch. No other module touches their private names
-(but ``training/processes.py``: the store through which torch's ranks have met, and ``training/loaders.py``: the start of
-its loader workers).
+(but ``training/processes.py``: the store through which torch's ranks have met, and ``training/loaders.py``: the start
+of torch's loader workers).
 
 Each workaround says which fault it is for; ``tests/test_patches.py`` fails once a version of Composer or Streaming is
 another one, or a fault of theirs that the source shows is gone. torch's faults are not looked for.

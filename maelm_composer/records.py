@@ -75,6 +75,15 @@ class Point:
         return f'lr {self.learning_rate:g}, {size}, warm-up {self.warmup_proportion:g}'
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Process:
+    """On what a process of a pretraining run trained."""
+
+    device: str
+    world_size: int
+    provenance: Provenance
+
+
 class _Checked(BaseModel):
     model_config = STRICT | ConfigDict(frozen=True)
 
@@ -97,6 +106,13 @@ class _Pretraining(Record):
     unigram_entropy: float | None = None  # of the whole validation split, nats
     eval_rows: int | None = None  # the first rows of this split, on which the run is validated; None: not recorded
     init_from: EncoderIdentity | None = None  # whose weights the run began with
+    earlier: list[Process] = []  # of a resumed run: on what earlier processes trained, where that differs
+
+    @property
+    def processes(self) -> list[Process]:
+        """The different kinds of processes that trained, the last one at the end."""
+        last = Process(device=self.device, world_size=self.world_size, provenance=self.provenance)
+        return [*(process for process in self.earlier if process != last), last]
 
     @property
     def seed(self) -> int:

@@ -222,13 +222,14 @@ def subtract(left: Cell, right: Cell) -> Cell:
 
 def subtract_relative(left: Cell, right: Cell, base: Cell | None = None) -> Cell:
     """(left − right) / base in percent, within each pretraining seed; ``base`` is ``right`` if not given."""
-    both = combine([(1.0, left), (-1.0, right), *([] if base is None else [(0.0, base)])])
+    base = right if base is None else base
+    both = combine([(1.0, left), (-1.0, right), *([] if base is right else [(0.0, base)])])
     if both.missing:
         return both
-    bases, gaps = sum_by_seed((base or right).terms), sum_by_seed(both.terms)
+    bases, gaps = sum_by_seed(base.terms), sum_by_seed(both.terms)
     values = {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}
     scale = 100 / float(np.mean([bases[seed] for seed in gaps]))
     share = float(np.mean([gap / bases[seed] for seed, gap in gaps.items()]))
     # The derivative of gap / base: the base's own rounding moves the ratio, too.
-    linear = [(1.0, left), (-1.0 - share, right)] if base is None else [(1.0, left), (-1.0, right), (-share, base)]
+    linear = [(1.0, left), (-1.0 - share, right)] if base is right else [(1.0, left), (-1.0, right), (-share, base)]
     return replace(both, terms=(Term(1.0, values, rounding=scale**2 * _measure_rounding(combine(linear).terms)),))

@@ -147,7 +147,7 @@ class Evidence:
 
         found = self.select_finetunings(model, column.task, samples)
         values = [(run, records, [*map(read, records)]) for run, records in found]
-        cell = self._gather(model, column.task, values, self._note_seeds(found))
+        cell = self._gather(model, column.task, values, self._note_seeds(found), samples=samples)
         metric = column.metric or find_task(column.task).metric
         if cell.missing or not all(metric in r.influences for _, records in found for r in records):
             return cell
@@ -212,10 +212,8 @@ class Evidence:
         """Effective rank of the last layer after fine-tuning."""
         found = self.select_finetunings(model, task)
         values = [(run, rs, [float(rank) for r in rs if (rank := r.effective_rank) is not None]) for run, rs in found]
-        if not all(len(ranks) == len(records) for _, records, ranks in values):
-            return Cell(
-                missing=f'the records of {task} from {model.run_name(self.scale)} hold no rank after fine-tuning'
-            )
+        if lacking := [run.run_name for run, records, ranks in values if len(ranks) < len(records)]:
+            return Cell(missing=f'a record of {task} from {lacking[0]} holds no rank after fine-tuning')
         return self._gather(model, task, values, self._note_seeds(found), WHOLE_NUMBER)
 
     def finetuned_rank_curve(self, model: Model, task: str) -> dict[float, Cell]:
@@ -230,25 +228,27 @@ class Evidence:
         ]
         epochs = set.intersection(*(set(curve) for *_, of_run in curves for curve in of_run)) if curves else set()
         if not epochs:
-            reason = f'the records of {task} from {model.run_name(self.scale)} hold no rank during fine-tuning'
-            return {0.0: Cell(missing=reason if found else self.explain_absence(model, task))}
+            lacking = next((run.run_name for run, _, of_run in curves if not all(of_run)), None)
+            reason = f'a record of {task} from {lacking} holds no rank during fine-tuning' if lacking else ''
+            return {0.0: Cell(missing=reason or self.explain_absence(model, task))}
         notes = self._note_seeds(found)
         by_epoch = {e: [(run, rs, [c[e] for c in of_run]) for run, rs, of_run in curves] for e in sorted(epochs)}
         return {e: self._gather(model, task, values, notes, WHOLE_NUMBER) for e, values in by_epoch.items()}
 
-    def explain_absence(self, model: Model | Runs, what: str) -> str:
-        """Why ``model`` has no number of ``what``, a task or a kind of measurement."""
-        runs = [run.run_name for run in self.find_runs(model)]
+    def explain_absence(self, model: Model | Runs, what: str, samples: int | None = None) -> str:
+        """Why ``model`` has no number of ``what``, a task or a kind of measurement, at a checkpoint."""
+        runs = self.find_runs(model)
         if isinstance(model, Model) and not runs:
             lack = f'no finished pretraining run {model.run_name(self.scale)}'
             return '; '.join([lack, *self._note_failed_runs(model)])
-        return self._explain_lack(what, runs)
+        return self._explain_lack(what, runs, samples)
 
-    def _explain_lack(self, what: str, runs: Sequence[str]) -> str:
+    def _explain_lack(self, what: str, runs: Runs, samples: int | None) -> str:
+        where = {(run.run_name, run.samples if samples is None else samples) for run in runs}
         for failed in self.failures:
-            if failed.task == what and failed.checkpoint.run_name in runs:
+            if failed.task == what and (failed.checkpoint.run_name, failed.checkpoint.samples) in where:
                 return f'{what} from {failed.checkpoint.run_name} failed: {failed.error}'
-        return f'{what} of {", ".join(runs)} is not recorded'
+        return f'{what} of {", ".join(run.run_name for run in runs)} is not recorded'
 
     def _gather(
         self,
@@ -257,18 +257,19 @@ class Evidence:
         found: Sequence[tuple[PretrainingRecord, Sequence[FinetuningRecord | RankRecord], Sequence[float]]],
         notes: Sequence[str] = (),
         rounding: float = 0.0,
+        samples: int | None = None,
     ) -> Cell:
         """The cell of one number of ``model``; ``what`` names the number in messages.
 
         Args:
             found: for each pretraining run its record, its other records, and one value for each fine-tuning seed.
             rounding: of :class:`Term`.
+            samples: names the checkpoint; None: the last one of each run.
         """
         if not found:
-            return Cell(missing=self.explain_absence(model, what))
+            return Cell(missing=self.explain_absence(model, what, samples))
         there = {run.run_name for run, *_ in found}
-        names = [run.run_name for run in self.find_runs(model)]
-        lacks = [self._explain_lack(what, [name]) for name in names if name not in there]
+        lacks = [self._explain_lack(what, [run], samples) for run in self.find_runs(model) if run.run_name not in there]
         return Cell(
             terms=(Term(1.0, {run.seed: values for run, _, values in found}, rounding=rounding),),
             runs=tuple(run for run, *_ in found),

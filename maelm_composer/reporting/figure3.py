@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
+
 from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, Column, Model, Role, columns_of
@@ -32,6 +34,7 @@ from maelm_composer.reporting.rows import (
 Axis = Enum('Axis', {'hours': 'hours', 'samples': 'samples', 'flops': 'FLOPs'})  # the value is the unit
 SHARE = 'share_of_time_to_target'
 LEAD = 'time_to_target'
+MAX_STALLS = 0.05  # of a run's training time
 ARRIVAL = "MAE-LM to RoBERTa's final accuracy"
 
 
@@ -159,12 +162,31 @@ def _judge(builder: RowBuilder, leads: Cell, races: Sequence[Race]) -> Row:
     record = leads.records[0]
     assert isinstance(record, FinetuningRecord)
     reason = explain_undecided(races, 100 * record.baseline)
-    machines = {(run.seed, run.device, run.world_size, run.provenance.cpu) for run in leads.runs}
+    processes = [(run.seed, process) for run in leads.runs for process in run.processes]
+    machines = {(seed, process.device, process.world_size, process.provenance.cpu) for seed, process in processes}
     if not reason and len(machines) > len({run.seed for run in leads.runs}):
-        reason = 'two runs of one seed were trained on different machines'
+        reason = 'the runs of one seed were trained on different machines'
+    stalls = {run.run_name: measure_stalls(builder.evidence.curves.get(run.run_name, [])) for run in leads.runs}
+    longest = max(stalls, key=lambda name: stalls[name])
+    if not reason and stalls[longest] > MAX_STALLS:
+        reason = f'{stalls[longest]:.0%} of the time of {longest} are stalls, as when other jobs take the processor'
     if reason:
         verdict = qualify(builder.scale, f'{UNDECIDED}: {reason}')
     return builder.make(claim, leads, leads.estimate, verdict)
+
+
+def measure_stalls(log: Sequence[Mapping[str, str]]) -> float:
+    """The share of a run's training time that slow stretches took more than the median stretch would have.
+
+    A stretch is the time between two rows of ``log``, metrics.csv, and slow if a sample takes three times the median.
+    """
+    if not log:
+        return 0.0
+    at = np.array([[0, 0], *([float(row['samples']), float(row['training_seconds'])] for row in log)])
+    samples, seconds = np.diff(at, axis=0).T
+    pace = seconds / samples
+    is_slow = pace > 3 * np.median(pace)
+    return float(((pace - np.median(pace)) * samples)[is_slow].sum() / seconds.sum())
 
 
 def race(pair: Pair) -> Race:

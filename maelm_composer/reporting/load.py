@@ -100,7 +100,7 @@ def _read_curve(path: Path) -> list[dict[str, str]]:
         raise InputError(f'{path} is cut off: {REMEDY}')
     for number, row in enumerate(rows, 2):
         try:
-            int(row['samples']), float(row['train_loss']), float(row['eval_loss'] or 0)
+            int(row['samples']), float(row['train_loss']), float(row['training_seconds']), float(row['eval_loss'] or 0)
         except (KeyError, TypeError, ValueError):
             raise InputError(f'{path}: line {number} is damaged: {REMEDY}') from None
     return rows

@@ -75,8 +75,13 @@ def write_tables(folder: Path, evidence: Evidence) -> Tables:
     read = {run.run_name for model in models for run in evidence.find_runs(model)}
     if not read:
         raise InputError(f'{folder}/records has no finished run of a model of {evidence.scale}: nothing was written')
-    if strays := ', '.join(sorted(evidence.runs.keys() - read)):
-        tell(f'{folder}/records: no model of {evidence.scale} is named as these runs, which no table reads: {strays}')
+    names = [record.checkpoint.run_name for record in (*evidence.finetunings, *evidence.failures)]
+    recorded = {*evidence.runs, *names, *(record.checkpoint.run_name for record in evidence.ranks)}
+    if strays := ', '.join(sorted(filter(None, recorded - read))):
+        tell(
+            f'{folder}/records: no table reads what is recorded of these runs, since no model of {evidence.scale} has '
+            f'such a name or the record of the pretraining is missing: {strays}'
+        )
     tables = build_tables(evidence)
     for name, rows in tables.items():
         write_rows(folder / f'{name}.csv', rows)

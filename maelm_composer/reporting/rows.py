@@ -13,7 +13,7 @@ from typing import Any
 
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
-from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord, Record
+from maelm_composer.records import FinetuningRecord, PretrainingRecord, Provenance, RankRecord
 from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Column, Model
 from maelm_composer.reporting.cells import ENOUGH_SEEDS, Cell, Estimate
 from maelm_composer.reporting.evidence import Evidence
@@ -261,11 +261,12 @@ def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[Finetuning
     trained = [run for _, run in sorted({run.run_name: run for run in runs}.items())]
     found = [record for _, record in sorted({record.key: record for record in others}.items())]
     both: list[PretrainingRecord | FinetuningRecord | RankRecord] = [*trained, *found]
+    ran = [*(process for run in trained for process in run.processes), *found]
     timed = [record for record in both if not isinstance(record, RankRecord)]
     return {
         'run_keys': _join([*(run.run_name for run in trained), *(record.key for record in found)]),
         'recipe_hash': _join(run.provenance.recipe_hash for run in trained),
-        'git_revision': _join(record.provenance.git_revision for record in both),
+        'git_revision': _join(each.provenance.git_revision for each in ran),
         'data_hash': _join(record.data_hash for record in both),
         'tokenizer_hash': _join(run.tokenizer_hash for run in trained),
         'seeds': _join(
@@ -274,8 +275,8 @@ def trace_records(runs: Iterable[PretrainingRecord], others: Iterable[Finetuning
                 *(f'{"masks" if isinstance(record, RankRecord) else "fine-tuning"} {record.seed}' for record in found),
             ]
         ),
-        'versions': _join(map(_versions, both)),
-        'hardware': _join(f'{r.device}, {r.provenance.cpu} × {r.provenance.cpu_count} cores' for r in both),
+        'versions': _join(_versions(each.provenance) for each in ran),
+        'hardware': _join(f'{each.device}, {each.provenance.cpu} × {each.provenance.cpu_count} cores' for each in ran),
         'training_seconds': sum(record.training_seconds for record in timed),
         'device_hours': sum(record.device_hours for record in timed),
     }
@@ -326,7 +327,6 @@ def _join(values: Iterable[str | int | None]) -> str:
     return ';'.join(dict.fromkeys(str(value) for value in values if value is not None))
 
 
-def _versions(record: Record) -> str:
-    provenance = record.provenance
+def _versions(provenance: Provenance) -> str:
     packages = {'maelm-composer': provenance.maelm_composer, 'python': provenance.python, **provenance.packages}
     return ', '.join(f'{name} {version}' for name, version in packages.items())

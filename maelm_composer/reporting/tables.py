@@ -187,6 +187,9 @@ def build_training(builder: RowBuilder) -> list[Row]:
             samples, column = point
             cell = builder.evidence.measure_runs(model, METRICS, partial(_find_loss, curves, point))
             rows.append(builder.value(model.label, column, 'nats', cell).at(samples, 'samples'))
+        if any(len(curve) > len(points) for curve in curves.values()):
+            differ = Cell(missing=f'the logs of {", ".join(curves)} have different rows: copy all of them whole')
+            rows.append(builder.value(model.label, 'train_loss', 'nats', differ))
     return rows
 
 

@@ -117,9 +117,9 @@ class Device:
         return 'this CPU' if self.is_cpu else f'{self.count} × {self.name.upper()}'
 
     def read_speed(self, run: PretrainingRecord) -> float | None:
-        """FLOP/s of one device in ``run``; None if unknown, or if the run did not use all cores of this CPU."""
+        """FLOP/s of one device in ``run``; None if unknown, of several kinds, or not of all cores of this CPU."""
         seconds = run.training_seconds if self.is_cpu else 3600 * run.device_hours
-        if not (run.flops and seconds):
+        if not (run.flops and seconds) or len({(each.device, each.world_size) for each in run.processes}) > 1:
             return None
         if self.is_cpu:
             cores = count_cores()

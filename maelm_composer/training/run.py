@@ -301,6 +301,7 @@ class _Run:
             unigram_entropy=self.manifest.unigram_entropy,
             eval_rows=self.plan.eval_rows,
             init_from=self.init_from,
+            earlier=self.record.processes if self.record and self.start.state else [],
         )
         self.folder.copy_inputs(self.config)
         self.folder.write_record(record)

@@ -183,11 +183,13 @@ def test_a_trend_over_unequal_learning_rates_says_so(archive):
 
 def test_rounding_of_a_ratio_is_that_of_both_ranks():
     """100 (80 / 57 − 1): the errors of 80 and of 57 move the ratio by 1 / 57 and by 80 / 57²."""
-    ours, theirs = (Cell((Term(1.0, {seed: [rank] for seed in SEEDS}, rounding=1 / 12),)) for rank in (80.0, 57.0))
+    ours, theirs, third = (
+        Cell((Term(1.0, {seed: [rank] for seed in SEEDS}, rounding=1 / 12),)) for rank in (80.0, 57.0, 57.0)
+    )
     rounding = 100**2 / 12 * (1 / 57**2 + 80**2 / 57**4)
-    for base in (None, theirs):
+    for base in (None, theirs, third):
         (term,) = subtract_relative(ours, theirs, base).terms
-        expected = rounding if base is None else 100**2 / 12 * (2 / 57**2 + 23**2 / 57**4)
+        expected = 100**2 / 12 * (2 / 57**2 + 23**2 / 57**4) if base is third else rounding
         assert term.rounding == pytest.approx(expected)
 
 

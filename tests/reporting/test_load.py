@@ -188,6 +188,24 @@ def test_the_rank_after_fine_tuning_is_that_of_the_last_weights(full):
     assert rows['figure5', 'MAE-LM', 'rank during mnli', 2].value == pytest.approx((22 + 48 + 48) / 3)
 
 
+def test_a_record_without_ranks_is_named(full):
+    change(full, 'finetuning', 'mnli-medium-s18-400-1-*', rank_curve=[], effective_rank=None)
+    rows = build(full)
+    lack = 'a record of mnli from medium-s18 holds no rank'
+    assert rows['table3', 'MAE-LM', 'mnli', None].note == f'{lack} after fine-tuning'
+    assert rows['figure5', 'MAE-LM', 'rank during mnli', 0].note == f'{lack} during fine-tuning'
+
+
+def test_the_logs_of_a_models_seeds_have_the_same_rows(full):
+    path = full.records / 'pretraining/medium-s18.csv'
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(''.join([lines[0], *lines[3::3]]))
+    rows = build(full)
+    differ = rows['training', 'MAE-LM', 'train_loss', None]
+    assert differ.note == 'the logs of medium-s17, medium-s18, medium-s19 have different rows: copy all of them whole'
+    assert ('training', 'RoBERTa', 'train_loss', None) not in rows
+
+
 def test_the_constant_answer_needs_no_common_seed_of_all_tasks(full):
     for path in (full.records / 'finetuning').glob('rte-medium-roberta-s17-*'):
         path.unlink()

@@ -228,9 +228,11 @@ def test_a_run_whose_name_no_model_has_is_named(archive, capsys):
     made = archive('medium')
     made.add_run('medium-s17')
     made.add_run('medium-mae-s18')
+    made.add_rank('medium-s19')
     report('medium', made.results)
     said = capsys.readouterr().err
-    assert said.endswith('no model of medium is named as these runs, which no table reads: medium-mae-s18\n')
+    assert said.startswith(f'{made.records}: no table reads what is recorded of these runs')
+    assert said.endswith('the record of the pretraining is missing: medium-mae-s18, medium-s19\n')
 
 
 def test_a_figure_whose_records_are_gone_goes_too(archive):

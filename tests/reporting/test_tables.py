@@ -265,12 +265,14 @@ def test_what_is_missing_is_empty_and_says_why(archive):
     made.add_run('medium')
     made.add_score('medium', 'rte', 1, 0.6)
     made.add_score('medium', 'qqp', 1, 0.0, status='failed', error='loss is nan')
+    made.add_score('medium', 'sst2', 1, 0.0, 100, status='failed', error='loss is nan')
     made.write('pretraining', 'medium-misaligned', make_running('medium-misaligned'))
     made.write('pretraining', 'medium-cross', make_failed('medium-cross', 17, 'loss is nan'))
     rows = build(made)
     assert rows['table1', 'RoBERTa', 'rte', None].note == 'no finished pretraining run medium-roberta'
     assert rows['table1', 'MAE-LM', 'qnli', None].note == 'qnli of medium is not recorded'
     assert rows['table1', 'MAE-LM', 'qqp', None].note == 'qqp from medium failed: loss is nan'
+    assert rows['table1', 'MAE-LM', 'sst2', None].note == 'sst2 of medium is not recorded'
     average = rows['table1', 'MAE-LM', 'glue_avg', None]
     assert (average.value, average.verdict, average.source) == (None, '', '')
     assert 'qnli of medium is not recorded' in average.note

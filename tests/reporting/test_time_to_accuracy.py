@@ -157,7 +157,18 @@ def test_an_upper_bound_cannot_fail(archive):
 
 def test_hours_of_different_machines_decide_nothing(archive):
     lead = race(archive, *([score] * 5 for score in (0.5, 0.51, 0.52)), **LATE, device='8 × H100')
-    assert lead.verdict.startswith('undecided: two runs of one seed were trained on different machines')
+    assert lead.verdict.startswith('undecided: the runs of one seed were trained on different machines')
+
+
+def test_hours_with_stalls_decide_nothing(full):
+    assert 'stalls' not in build(full)[LEAD].verdict
+    path = full.records / 'pretraining/medium-roberta-s18.csv'
+    rows = [line.split(',') for line in path.read_text().splitlines()]  # 300 of a second each
+    for row in rows[151:]:
+        row[5] = str(int(row[5]) + 40)
+    path.write_text(''.join(','.join(row) + '\n' for row in rows))
+    stalled = 'undecided: 12% of the time of medium-roberta-s18 are stalls, as when other jobs take the processor'
+    assert build(full)[LEAD].verdict.startswith(stalled)
 
 
 def test_a_last_checkpoint_that_was_not_fine_tuned_is_missing_and_not_a_miss(full):

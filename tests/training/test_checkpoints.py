@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 
+from maelm_composer.checkpoints.find import read_record
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import build_model
 from maelm_composer.training.callbacks import read_metrics
@@ -106,6 +107,21 @@ def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, 
         ) as error:
             find_resume_point(folder, model, is_sharded=True)
         assert '\n' not in str(error.value)
+
+
+def test_the_record_of_a_resumed_run_names_all_that_it_was_trained_on(recipe, signal_after):
+    threads = torch.get_num_threads()
+    signal_after(11)
+    torch.set_num_threads(threads + 1)
+    try:
+        with pytest.raises(SystemExit):
+            pretrain(recipe())
+    finally:
+        torch.set_num_threads(threads)
+    for _ in range(2):  # the second call has nothing to train
+        pretrain(recipe())
+        found = [process.device for process in read_record('runs/recipe').processes]
+        assert found == [f'CPU, {threads + 1} threads', f'CPU, {threads} threads']
 
 
 def test_a_whole_checkpoint_is_refused_for_sharded_weights_and_one_of_version_0_1_resumes(recipe):
