@@ -4,11 +4,12 @@
 
 import glob
 import platform
+import re
+import sys
 import time
 from dataclasses import replace
 from enum import Enum
 from importlib import metadata
-from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -54,8 +55,10 @@ Scale = Annotated[str, typer.Option(help='A file of yamls/suite without its suff
 
 def main() -> None:
     """Entry point; an InputError becomes one line on standard error and exit code 2."""
+    home = f'{Path.home()}/'  # for the ~ of --folder=~/runs and of a quoted glob, which bash leaves as it is
+    arguments = [re.sub('^(--[a-z-]+=)?~/', lambda found: (found[1] or '') + home, text) for text in sys.argv[1:]]
     with one_line_errors():
-        app(prog_name='maelm')
+        app(arguments, prog_name='maelm')
 
 
 def _tell_version(is_wanted: bool) -> None:
@@ -173,7 +176,7 @@ def compare(first: Checkpoint, second: Checkpoint, recipe: Recipe) -> None:
     from maelm_composer.sweep.search import refuse_searched
 
     refuse_searched(config, recipe)
-    raise typer.Exit(compare_and_print(*(replace(config, checkpoint=expanduser(name)) for name in (first, second))))
+    raise typer.Exit(compare_and_print(*(replace(config, checkpoint=name) for name in (first, second))))
 
 
 @app.command()

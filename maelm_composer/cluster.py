@@ -142,6 +142,8 @@ def _init_ray(num_cpus: int | None) -> None:
             return
         except Exception as error:  # Ray raises no narrower class
             ray.shutdown()
+            if 'AF_UNIX path length' in str(error):  # of Ray's sockets, which lie below TMPDIR
+                raise InputError(f'Ray cannot start: {first_line(error)}; set RAY_TMPDIR to a short path') from None
             if not any(words in str(error) for words in UNSTARTED):
                 raise
     raise InputError(

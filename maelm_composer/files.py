@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -169,7 +170,9 @@ def lock_folder(folder: Path, owner: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise InputError(f'another {owner} is at work in {folder}: wait, or choose another folder') from None
-    except PermissionError:
+    except PermissionError as error:
+        if not (folder / LOCK).exists():
+            raise OSError(error.errno, error.strerror, str(folder)) from None
         raise InputError(
             f'{folder / LOCK} is of another user, whose {owner} may be at work: make sure, then delete the file'
         ) from None
@@ -188,7 +191,8 @@ def is_locked(folder: Path) -> bool:
     if not (folder / LOCK).exists():
         return False
     try:
-        with FileLock(folder / LOCK, blocking=False, fallback_to_soft=False):
+        with (folder / LOCK).open('rb') as file:  # which may be of another user, so not to be written
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
-    except OSError:  # Timeout is one, too
+    except OSError:
         return True

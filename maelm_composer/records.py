@@ -249,7 +249,7 @@ class RankRecord(Record):
 
 
 def _parse(adapter: TypeAdapter[AnyRecord], kind: str, text: str | bytes, where: str) -> AnyRecord:
-    plain = parse_json(text, where)
+    plain = parse_json(text, where, remedy='restore or remove it')
     try:
         return adapter.validate_json(json.dumps({'version': 1} | plain))
     except ValidationError as error:
@@ -275,7 +275,11 @@ def load_record(path: Path, parse: Parser[AnyRecord]) -> AnyRecord:
 
 def load_folder(folder: Path, parse: Parser[AnyRecord]) -> list[AnyRecord]:
     """The records of every JSON file in ``folder``, by name; none if there is no such folder."""
-    return [load_record(path, parse) for path in sorted(folder.glob('*.json'))]
+    try:
+        names = sorted(os.listdir(folder))  # a glob finds nothing in a folder that may not be read
+    except FileNotFoundError:
+        return []
+    return [load_record(folder / name, parse) for name in names if name.endswith('.json')]
 
 
 def format_record(record: Record) -> dict[str, Any]:

@@ -49,6 +49,13 @@ def test_a_machine_on_which_ray_cannot_start_is_told_after_a_second_try(monkeypa
     assert len(tries) == 2
 
 
+def test_a_folder_too_long_for_the_sockets_of_ray_is_told(monkeypatch, tmp_path):
+    monkeypatch.delenv('RAY_ADDRESS', raising=False)
+    monkeypatch.setenv('RAY_TMPDIR', str(tmp_path / ('long' * 20)))
+    with pytest.raises(InputError, match=r'AF_UNIX path length .* set RAY_TMPDIR to a short path'), connect_ray():
+        pass
+
+
 def test_a_task_that_ray_kills_for_its_memory_ends(monkeypatch):
     """Ray's memory monitor, here with a limit that a machine with Ray exceeds, counts no retries of its own accord."""
     source = """

@@ -64,6 +64,9 @@ def test_a_lock_of_another_user_is_named(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(os, 'open', refuse)  # as root, who runs some of these tests, may open any file
+    with pytest.raises(PermissionError, match=str(tmp_path)), lock_folder(tmp_path, 'run'):
+        pass
+    (tmp_path / LOCK).write_text('')
     with pytest.raises(InputError, match=r'/\.lock is of another user, whose run may'), lock_folder(tmp_path, 'run'):
         pass
 

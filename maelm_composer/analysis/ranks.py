@@ -17,6 +17,7 @@ from maelm_composer.checkpoints.find import find_encoder, read_recipe
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.config import DataConfig, Implementation, Precision, SourceConfig
 from maelm_composer.console import begin_table, open_console, tell
+from maelm_composer.data.manifest import find_manifest
 from maelm_composer.data.storage import is_s3
 from maelm_composer.device import find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
@@ -140,7 +141,13 @@ def _find_rows(
     found = find_encoder(checkpoint)
     if found is None or found.run is None:
         raise InputError(f'{checkpoint} has no pretraining recipe that names its shards: give --data or --text')
-    return find_shards(read_recipe(found).data, pretrained.tokenizer, pretrained.max_seq_len)
+    shards = read_recipe(found).data
+    if find_manifest(shards.remote) is None:
+        raise InputError(
+            f'{shards.remote}, with the rows of {checkpoint}, is not there (a relative path begins in this folder): '
+            'give --data or --text'
+        )
+    return find_shards(shards, pretrained.tokenizer, pretrained.max_seq_len)
 
 
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:

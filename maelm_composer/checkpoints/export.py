@@ -21,7 +21,7 @@ from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pr
 from maelm_composer.data.storage import is_s3
 from maelm_composer.data.tokenizer import make_template, write_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.files import apply_umask, assert_local, raising_os_errors, writing_folder
+from maelm_composer.files import apply_umask, assert_local, assert_writable, raising_os_errors, writing_folder
 from maelm_composer.tasks.catalogue import MAX_SIMILARITY, REGRESSION, SPAN
 from maelm_composer.tasks.examples import SPECIALS_OF_PAIR
 
@@ -59,6 +59,9 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
         raise InputError('the exported folder is the working directory: name another folder')
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f'{folder} exists and is not empty: name another folder')
+    if target.is_mount():
+        raise InputError(f'{folder} is a mount point, which a finished export cannot replace: name a folder in it')
+    assert_writable(target.parent)
     found = find_encoder(checkpoint)
     if found is None:
         is_there = is_s3(checkpoint) or Path(checkpoint).exists()

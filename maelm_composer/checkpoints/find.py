@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HUGGING_FACE_CONFIG = 'config.json'
+REMEDY = 'restore the file, or choose another checkpoint'
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class EncoderFolder:
         """
         uri = join(self.uri, FINETUNED if self.run is None else PROGRESS)
         if (content := read_file(uri)) is None:
-            raise InputError(f'{uri} is missing: restore the file, or choose another checkpoint')
-        return parse_json(content, uri)
+            raise InputError(f'{uri} is missing: {REMEDY}')
+        return parse_json(content, uri, remedy=REMEDY)
 
     def read_record(self) -> Pretraining | None:
         """The record of the pretraining run; None for a fine-tuned model.
@@ -86,7 +87,7 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
     if FINETUNED in names:
         return EncoderFolder(uri, None)
     if PROGRESS in names and WEIGHTS not in names:
-        raise InputError(f'{join(uri, WEIGHTS)} is missing: restore the file, or choose another checkpoint')
+        raise InputError(f'{join(uri, WEIGHTS)} is missing: {REMEDY}')
     if WEIGHTS in names and HUGGING_FACE_CONFIG not in names:
         return EncoderFolder(uri, os.path.dirname(uri) or '.')
     parent, name = os.path.split(uri)
@@ -174,13 +175,13 @@ def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, 'Ten
     with _as_local_file(uri) as path:
         digest = hash_file(path)
         if digest != hashes.get(WEIGHTS, digest):
-            raise InputError(f'{uri} is damaged: its SHA-256 is not the one written beside it')
+            raise InputError(f'{uri} is damaged: its SHA-256 is not the one written beside it; {REMEDY}')
         try:
             with safe_open(path, 'pt') as file:
                 names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
                 weights = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
         except SafetensorError as error:
-            raise InputError(f'{uri} is not a whole safetensors file: {error}') from None
+            raise InputError(f'{uri} is not a whole safetensors file: {error}; {REMEDY}') from None
     return weights, digest
 
 
@@ -201,5 +202,5 @@ def _as_local_file(uri: str) -> Iterator[Path]:
                 path.write_bytes(content)
                 del content  # it may be gigabytes
         if not path.exists():
-            raise InputError(f'{uri} is missing: restore the file, or choose another checkpoint')
+            raise InputError(f'{uri} is missing: {REMEDY}')
         yield path

@@ -17,6 +17,7 @@ from typing import Any
 
 from maelm_composer.config import SourceConfig, SourceKind
 from maelm_composer.errors import InputError
+from maelm_composer.files import assert_local
 from maelm_composer.recipe import to_plain
 
 SKIPPED_FOLDERS = {'test', 'tests', 'testing', '__pycache__', 'site-packages', 'lib2to3', '_vendor', 'vendor'}
@@ -85,7 +86,11 @@ def find_files(source: SourceConfig) -> list[str]:
         raise InputError('a source of kind files needs paths: a list of globs')
     found: dict[str, None] = {}
     for pattern in source.paths:
-        matches = [p for p in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(p)]
+        assert_local(pattern, 'text', 'file')
+        there = sorted(glob.glob(pattern, recursive=True))
+        if broken := [path for path in there if os.path.islink(path) and not os.path.exists(path)]:
+            raise InputError(f'{broken[0]} is a link to {os.readlink(broken[0])}, which is not there: restore the file')
+        matches = [path for path in there if os.path.isfile(path)]
         if not matches and os.path.isdir(pattern):
             raise InputError(
                 f'{pattern} is a folder: write {os.path.join(pattern, "*.parquet")}, or another glob of its files'

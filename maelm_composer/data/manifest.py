@@ -60,7 +60,7 @@ def find_manifest(remote: str) -> Manifest | None:
     where = storage.join(remote, MANIFEST)
     if (content := storage.read_file(where)) is None:
         return None
-    fields = parse_json(content, where)
+    fields = parse_json(content, where, remedy=REMAKE)
     try:
         splits = {name: SplitStatistics(**split) for name, split in fields.pop('splits').items()}
         return Manifest(splits=splits, **fields)

@@ -44,6 +44,7 @@ def predict_file(
         InputError: the model or the file cannot be read, the format is not the task's, ``target`` is an address such
             as s3://bucket/out.jsonl, or the memory does not suffice.
     """
+    assert_local(source, 'the rows', 'file')
     assert_local(target, 'the predictions', 'file')
     found = find_encoder(saved_model)
     if found is None or found.run is not None:

@@ -19,6 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from maelm_composer.errors import InputError
+from maelm_composer.files import assert_local
 from maelm_composer.records import (
     FailedFinetuning,
     FinetuningRecord,
@@ -45,6 +46,7 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
         InputError: no records, a file that is no record, a record of a demo task at another scale, or records that
             differ in what must be equal for all models that are compared.
     """
+    assert_local(folder, '--results')
     records = folder / 'records'
     if not records.is_dir():
         there = sorted(p.parent.name for p in folder.parent.glob('*/records'))

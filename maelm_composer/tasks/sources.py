@@ -14,6 +14,7 @@ import pyarrow.parquet
 
 from maelm_composer.config import TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError, first_line
+from maelm_composer.files import assert_local
 from maelm_composer.tasks.catalogue import CLASSIFICATION, HUB_SPLITS, REGRESSION, SPAN, TRAIN, Task
 from maelm_composer.tasks.demo import make_demo_tables
 from maelm_composer.tasks.tables import ID_COLUMNS, find_class_names, read_table
@@ -144,6 +145,7 @@ def _find_files(task: Task, config: TaskDataConfig) -> list[Path]:
         paths = [folder / f'{"" if split in HUB_SPLITS else "dev_"}{split}.parquet' for split in splits]
         note = f' (data.folder is {config.folder})'
     for path in paths:
+        assert_local(path, f'task {task.name}:', 'file')
         for needed in (*reversed(path.parents), path):
             if not needed.exists():
                 raise InputError(f'task {task.name}: {needed} is not there{note}')

@@ -66,7 +66,10 @@ def _read_jsonl(task: Task, path: Path, wanted: list[str]) -> pyarrow.Table:
                 rows.append(json.loads(line))
                 if not isinstance(rows[-1], dict):
                     raise ValueError(f'line {number} is no object')
-    names = [name for name in wanted if any(name in row for row in rows)]
+    known = dict.fromkeys(name for row in rows for name in row)
+    if rows and (lacking := [name for name in wanted if name not in known and name not in ID_COLUMNS.values()]):
+        raise ValueError(f'no column {lacking[0]!r}; it has: {", ".join(known)}')
+    names = [name for name in wanted if name in known]
     columns = {name: [row.get(name) for row in rows] for name in names}
     key = ID_COLUMNS[task.kind]
     if key in columns:

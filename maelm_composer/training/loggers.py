@@ -4,11 +4,12 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
+from typing import Any
 
 from composer.loggers import LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
 
 from maelm_composer.config import Logger, PretrainingConfig
-from maelm_composer.errors import InputError
+from maelm_composer.errors import InputError, first_line
 from maelm_composer.training.run_folder import RunFolder
 
 
@@ -31,4 +32,21 @@ def build_loggers(config: PretrainingConfig, folder: RunFolder) -> list[LoggerDe
             experiment_name=os.environ.get('MLFLOW_EXPERIMENT_NAME', 'maelm-composer'), run_name=config.run_name
         ),
     }
-    return [build[logger]() for logger in config.training.loggers]
+    return [explaining(build[logger](), logger.name) for logger in config.training.loggers]
+
+
+def explaining(logger: LoggerDestination, name: str) -> LoggerDestination:
+    """``logger``, whose ``init`` raises InputError where its service refuses the run, as without a login."""
+    init = logger.init
+
+    def explain(*arguments: Any) -> None:
+        try:
+            init(*arguments)
+        except Exception as error:  # each library has its own classes
+            raise InputError(
+                f'training.loggers: {name} cannot start: {first_line(error).rstrip(".")}; mend that, leave {name} out, '
+                'or work without a network (WANDB_MODE=offline, or a folder as MLFLOW_TRACKING_URI)'
+            ) from None
+
+    logger.init = explain  # type: ignore[method-assign, assignment] # a subclass would lose the state in earlier checkpoints
+    return logger

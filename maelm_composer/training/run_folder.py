@@ -9,7 +9,7 @@ from pathlib import Path
 
 from composer.utils import dist
 
-from maelm_composer.checkpoints.find import read_latest
+from maelm_composer.checkpoints.find import REMEDY, read_latest
 from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST, METRICS, PROGRESS, RECIPE, RECORD, UNSENT
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import MANIFEST, TOKENIZER, read_tokenizer_files
@@ -144,8 +144,11 @@ class RunFolder:
                 staged.rename(self.local / name)
                 link = self.local / f'.{LATEST}'
                 link.unlink(missing_ok=True)
-                link.symlink_to(name)
-                link.replace(self.local / LATEST)
+                try:
+                    link.symlink_to(name)
+                    link.replace(self.local / LATEST)
+                except OSError:  # a file system without links, such as exFAT
+                    write_text(self.local / LATEST, name)
         if self.is_remote:
             self.unsent.append(name)
 
@@ -259,5 +262,5 @@ def _read_hashes(checkpoint: str) -> dict[str, str]:
     """The hashes of all files of a checkpoint, in progress.json of the folder ``checkpoint``; {} without this file."""
     place = join(checkpoint, PROGRESS)
     content = read_file(place)
-    hashes: dict[str, str] = parse_json(content, place).get('hashes', {}) if content else {}
+    hashes: dict[str, str] = parse_json(content, place, remedy=REMEDY).get('hashes', {}) if content else {}
     return hashes

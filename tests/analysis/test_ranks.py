@@ -222,6 +222,14 @@ def test_an_encoder_without_a_recipe_needs_to_be_told_what_to_read(measure, robe
         measure(roberta)
 
 
+def test_shards_that_are_elsewhere_are_named(folder, tmp_path):
+    shutil.copytree(folder / 'run', tmp_path / 'run', symlinks=True)
+    recipe = tmp_path / 'run/recipe.yaml'
+    recipe.write_text(recipe.read_text().replace(str(folder / 'shards'), 'gone'))
+    with pytest.raises(InputError, match=r'^gone, with the rows of .*/run, is not there .* give --data or --text'):
+        analyze_ranks(str(tmp_path / 'run'))
+
+
 def test_records_in_object_storage_are_refused(roberta):
     with pytest.raises(InputError, match='--folder s3://bucket/ranks: must be a local or shared folder'):
         analyze_ranks(str(roberta), folder='s3://bucket/ranks')

@@ -95,6 +95,12 @@ def test_a_suite_runs_on_the_devices_that_are_there(monkeypatch, capfd):
     assert (code, err) == (2, 'error: --gpus and --gpu are for --plan: a suite runs on the devices of this machine\n')
 
 
+def test_the_home_folder_is_found_where_the_shell_leaves_its_name(monkeypatch, capfd, tmp_path):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    code, _, err = run(monkeypatch, capfd, 'report', '--scale', 'demo', '--results=~/mine')
+    assert (code, err.split(': run the')[0]) == (2, f'error: no records in {tmp_path}/mine/demo/records')
+
+
 def test_bad_input_as_a_process_is_exit_code_2():
     result = subprocess.run(
         [sys.executable, '-m', 'maelm_composer.cli', 'shards', 'no.yaml'], capture_output=True, text=True

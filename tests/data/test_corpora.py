@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from maelm_composer.config import SourceConfig, SourceKind
-from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents
+from maelm_composer.data.corpora import describe_source, find_files, group_documents, iterate_documents
 from maelm_composer.errors import InputError
 
 
@@ -137,6 +137,11 @@ def test_a_missing_column_and_a_glob_without_match_are_named(tmp_path):
         read(tmp_path, '')
     with pytest.raises(InputError, match=r'\*\.jsonl: matches no file'):
         read(tmp_path, '*.parquet', '*.jsonl')
+    (tmp_path / 'y.parquet').symlink_to('gone')
+    with pytest.raises(InputError, match=r'y\.parquet is a link to gone, which is not there'):
+        read(tmp_path, '*.parquet')
+    with pytest.raises(InputError, match=r's3://bucket/\*\.txt: must be a local or shared file'):
+        find_files(SourceConfig(paths=['s3://bucket/*.txt']))
 
 
 def test_a_group_ends_at_its_number_of_documents_or_when_it_holds_enough_text():

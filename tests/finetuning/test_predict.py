@@ -94,6 +94,7 @@ def test_predictions_in_object_storage_are_refused(tmp_path):
 def test_what_cannot_be_predicted_is_one_line(train, checkpoint, tmp_path):
     model, _, dev = train('rte')
     write_rows(tmp_path / 'other.parquet', [{'text': 'a'}])
+    (tmp_path / 'other.jsonl').write_text('{"text": "a", "idx": 1}\n')
     (tmp_path / 'damaged.parquet').write_text('no parquet')
     (tmp_path / 'empty.jsonl').write_text('')
     (tmp_path / 'latin.jsonl').write_bytes(b'{"sentence1": "caf\xe9", "sentence2": "a"}\n')
@@ -106,6 +107,13 @@ def test_what_cannot_be_predicted_is_one_line(train, checkpoint, tmp_path):
         (model, tmp_path / 'empty.jsonl', 'o.tsv', 'empty.jsonl'),
         (model, tmp_path / 'latin.jsonl', 'o.tsv', 'latin.jsonl'),
         (model, tmp_path / 'other.parquet', 'o.tsv', "no column 'sentence1' (it has: text)"),
+        (
+            model,
+            tmp_path / 'other.jsonl',
+            'o.tsv',
+            "other.jsonl: not a readable .jsonl file (no column 'sentence1'",
+        ),
+        (model, Path('s3://bucket/rows.csv'), 'o.tsv', 'the rows s3:/bucket/rows.csv: must be a local or shared file'),
     ):
         with pytest.raises(InputError) as error:
             predict_file(folder, rows, tmp_path / target)

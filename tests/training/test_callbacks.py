@@ -6,10 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from composer.loggers import FileLogger
 
 from maelm_composer.errors import InputError
 from maelm_composer.training import callbacks
 from maelm_composer.training.callbacks import COLUMNS, GradientClipping, MetricsLog, ProgressLines, TrainingClock
+from maelm_composer.training.loggers import explaining
 from maelm_composer.training.run import pretrain
 
 ROWS = 20_000
@@ -75,3 +77,10 @@ def test_a_logger_that_is_not_installed_is_one_line(recipe, monkeypatch):
     monkeypatch.setitem(sys.modules, 'wandb', None)
     with pytest.raises(InputError, match=r"pip install 'wandb.*', or .* -c constraints.txt -e '\.\[wandb\]'"):
         pretrain(recipe('training.loggers=[wandb]'))
+
+
+def test_a_logger_that_cannot_start_is_one_line():
+    logger = explaining(FileLogger('/dev/null/log.txt'), 'file')
+    state = SimpleNamespace(run_name='run', rank_zero_seed=0)
+    with pytest.raises(InputError, match=r'^training.loggers: file cannot start: .*; mend that, leave file out, or'):
+        logger.init(state, SimpleNamespace(run_name='run'))

@@ -1,8 +1,10 @@
 """What a checkpoint holds can be read by other versions of torch than the one that wrote it."""
 
 import copyreg
+import errno
 import io
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -122,6 +124,19 @@ def test_the_record_of_a_resumed_run_names_all_that_it_was_trained_on(recipe, si
         pretrain(recipe())
         found = [process.device for process in read_record('runs/recipe').processes]
         assert found == [f'CPU, {threads + 1} threads', f'CPU, {threads} threads']
+
+
+def test_a_file_system_without_links_has_a_text(recipe, monkeypatch):
+    def refuse(path: Path, target: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(Path, 'symlink_to', refuse)
+    for arguments, name in (
+        (SHORT, 'samples-000000000032'),
+        ((*LONGER, 'optimizer.warmup_samples=16'), 'samples-000000000064'),
+    ):
+        pretrain(recipe(*arguments))
+        assert Path('runs/recipe/latest').read_text() == name
 
 
 def test_a_whole_checkpoint_is_refused_for_sharded_weights_and_one_of_version_0_1_resumes(recipe):
