@@ -5,6 +5,7 @@ without a record is repeated. ``remote``/manifest.json is written after all reco
 incomplete.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -26,7 +27,7 @@ from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import load_tokenizer
 from maelm_composer.errors import InputError
-from maelm_composer.files import hash_json, parse_json
+from maelm_composer.files import hash_json, lock_folder, parse_json
 from maelm_composer.recipe import to_plain
 
 SPLITS = ('train', 'validation')
@@ -62,35 +63,40 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
     if (complete := _find_own_manifest(config.remote, recipe_hash)) is not None:
         return complete, False
 
-    records, counts = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
-    _find_own_manifest(config.remote, recipe_hash)  # another conversion may have ended meanwhile
-    for split in SPLITS:
-        if not any(record[split]['rows'] for record in records):
-            raise InputError(
-                f'{name_sources(config.sources)}: too little text for one {split} row of {config.max_seq_len} tokens: '
-                f'add text, or change validation_fraction {config.validation_fraction}'
-            )
-        shards = [shard for record in records for shard in record[split]['shards']]
-        there = set(storage.list_names(storage.join(config.remote, split), recursive=True))
-        for name in (shard['zip_data']['basename'] for shard in shards):
-            if name not in there:
-                lost, record = f'{split}/{name}', f'parts/{name.partition("/")[0]}.json'
-                raise InputError(f'{config.remote}: {lost} is missing: remove {record} and run `maelm shards` again')
-        storage.write_json_file(storage.join(config.remote, split, 'index.json'), {'version': 2, 'shards': shards})
-    storage.write_json_file(storage.join(config.remote, ID_COUNTS), {'train': counts['train'].tolist()})
-    manifest = Manifest(
-        vocab_size=config.tokenizer.vocab_size,
-        max_seq_len=config.max_seq_len,
-        special_ids=dict(zip(SPECIAL_TOKENS, (0, 1, 2, 3, config.tokenizer.vocab_size - 1), strict=True)),
-        splits={split: _sum_statistics(records, split, config.max_seq_len) for split in SPLITS},
-        unigram_entropy=round(float(entr(counts['validation'] / counts['validation'].sum()).sum()), 6),
-        tokenizer_hash=tokenizer_hash,
-        content_hash=_hash_content(records),
-        recipe_hash=recipe_hash,
-        sources=[to_plain(source) | facts for source, facts in zip(config.sources, sources, strict=True)],
-    )
-    save_manifest(config.remote, manifest)
-    return manifest, True
+    with contextlib.ExitStack() as lock:
+        if not storage.is_s3(config.remote):
+            lock.enter_context(lock_folder(Path(config.remote), 'conversion'))
+        records, counts = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
+        _find_own_manifest(config.remote, recipe_hash)  # another conversion may have ended meanwhile
+        for split in SPLITS:
+            if not any(record[split]['rows'] for record in records):
+                raise InputError(
+                    f'{name_sources(config.sources)}: too little text for one {split} row of {config.max_seq_len} '
+                    f'tokens: add text, or change validation_fraction {config.validation_fraction}'
+                )
+            shards = [shard for record in records for shard in record[split]['shards']]
+            there = set(storage.list_names(storage.join(config.remote, split), recursive=True))
+            for name in (shard['zip_data']['basename'] for shard in shards):
+                if name not in there:
+                    lost, record = f'{split}/{name}', f'parts/{name.partition("/")[0]}.json'
+                    raise InputError(
+                        f'{config.remote}: {lost} is missing: remove {record} and run `maelm shards` again'
+                    )
+            storage.write_json_file(storage.join(config.remote, split, 'index.json'), {'version': 2, 'shards': shards})
+        storage.write_json_file(storage.join(config.remote, ID_COUNTS), {'train': counts['train'].tolist()})
+        manifest = Manifest(
+            vocab_size=config.tokenizer.vocab_size,
+            max_seq_len=config.max_seq_len,
+            special_ids=dict(zip(SPECIAL_TOKENS, (0, 1, 2, 3, config.tokenizer.vocab_size - 1), strict=True)),
+            splits={split: _sum_statistics(records, split, config.max_seq_len) for split in SPLITS},
+            unigram_entropy=round(float(entr(counts['validation'] / counts['validation'].sum()).sum()), 6),
+            tokenizer_hash=tokenizer_hash,
+            content_hash=_hash_content(records),
+            recipe_hash=recipe_hash,
+            sources=[to_plain(source) | facts for source, facts in zip(config.sources, sources, strict=True)],
+        )
+        save_manifest(config.remote, manifest)
+        return manifest, True
 
 
 def _find_own_manifest(remote: str, recipe_hash: str) -> Manifest | None:

@@ -24,6 +24,7 @@ from maelm_composer.data.manifest import load_id_counts, load_manifest
 from maelm_composer.data.shards import build_shards, convert_documents, is_validation
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer
 from maelm_composer.errors import InputError
+from maelm_composer.files import lock_folder
 from maelm_composer.patches import _one_job_at_a_time
 from maelm_composer.recipe import to_yaml
 from tests.tiny import find_free_port
@@ -177,6 +178,13 @@ def test_shards_that_another_recipe_has_completed_meanwhile_stay(shards, monkeyp
     with pytest.raises(InputError, match='holds shards of another recipe'):
         build_shards(dataclasses.replace(shards, validation_fraction=0.4))
     assert path.read_bytes() == theirs
+
+
+def test_one_conversion_at_a_time_works_in_a_folder(shards):
+    Path(shards.remote, 'manifest.json').unlink()
+    with lock_folder(Path(shards.remote), 'test'), pytest.raises(InputError, match='another conversion is at work in'):
+        build_shards(shards)
+    build_shards(shards)
 
 
 def test_a_relative_folder_is_that_of_the_command_not_of_ray(shards, tmp_path, monkeypatch):
