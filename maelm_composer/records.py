@@ -277,7 +277,7 @@ def load_folder(folder: Path, parse: Parser[AnyRecord]) -> list[AnyRecord]:
     """The records of every JSON file in ``folder``, by name; none if there is no such folder."""
     try:
         names = sorted(os.listdir(folder))  # a glob finds nothing in a folder that may not be read
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return [load_record(folder / name, parse) for name in names if name.endswith('.json')]
 
