@@ -176,6 +176,7 @@ class MetricsLog(Callback):
         values = state.eval_metric_values.items()  # MaskedLoss, MaskedPerplexity, MaskedAccuracy
         self.last_eval = {f'eval_{name.removeprefix("Masked").lower()}': float(value) for name, value in values}
         self._row |= self.last_eval
+        state.outputs = []  # logits, which Composer would keep in memory through the next step
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if dist.get_global_rank() == 0:

@@ -38,6 +38,7 @@ from maelm_composer.training.ending import FAILED, Stopped, StopSignals
 from maelm_composer.training.processes import raise_on_all_ranks, take_from_first_rank
 from maelm_composer.training.run_folder import RunFolder
 
+STAGED = '.saving'  # begins the name of a checkpoint that is being written
 METADATA = '.metadata'  # torch's file about the tensors in the shards
 
 
@@ -59,6 +60,9 @@ class CheckpointSaver(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self.signals.install()
+        if dist.get_global_rank() == 0 or (self.folder.is_remote and dist.get_local_rank() == 0):
+            for left in self.folder.local.glob(f'{STAGED}*'):  # by a killed process
+                shutil.rmtree(left, ignore_errors=True)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         samples = state.timestamp.sample.value
@@ -83,8 +87,9 @@ class CheckpointSaver(Callback):
         self.signals.restore()
 
     def _save(self, state: State) -> None:
-        staged = self.folder.local / '.saving'
         name = name_checkpoint(state.timestamp.sample.value)
+        # Not one name for all checkpoints: on NFS another node may still take the last one's new place for it.
+        staged = self.folder.local / f'{STAGED}-{name}'
         try:
             self._stage(state, staged)
         except InputError as error:
@@ -145,9 +150,6 @@ class CheckpointSaver(Callback):
     def _stage(self, state: State, staged: Path) -> None:
         """Write Composer's state, the weights alone (for fine-tuning and analysis) and the progress into ``staged``."""
         is_first, is_first_here = dist.get_global_rank() == 0, dist.get_local_rank() == 0
-        with fail_together():
-            if is_first_here:
-                shutil.rmtree(staged, ignore_errors=True)
         with fail_together():
             staged.mkdir(parents=True, exist_ok=True)  # several nodes may share the disk
         if state.fsdp_sharded_state_dict_enabled:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from composer.loggers import FileLogger
 
 from maelm_composer.errors import InputError
@@ -84,3 +85,10 @@ def test_a_logger_that_cannot_start_is_one_line():
     state = SimpleNamespace(run_name='run', rank_zero_seed=0)
     with pytest.raises(InputError, match=r'^training.loggers: file cannot start: .*; mend that, leave file out, or'):
         logger.init(state, SimpleNamespace(run_name='run'))
+
+
+def test_a_validation_leaves_no_logits_in_memory(tmp_path):
+    state = SimpleNamespace(eval_metric_values={'MaskedLoss': torch.tensor(5.0)}, outputs=torch.ones(2, 3, 4))
+    log = MetricsLog(tmp_path / 'metrics.csv', SimpleNamespace(), SimpleNamespace())
+    log.eval_end(state, SimpleNamespace())
+    assert (log.last_eval, state.outputs) == ({'eval_loss': 5.0}, [])
