@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from enum import Enum
 from importlib import metadata
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -55,7 +56,7 @@ Scale = Annotated[str, typer.Option(help='A file of yamls/suite without its suff
 
 def main() -> None:
     """Entry point; an InputError becomes one line on standard error and exit code 2."""
-    home = f'{Path.home()}/'  # for the ~ of --folder=~/runs and of a quoted glob, which bash leaves as it is
+    home = expanduser('~/')  # for the ~ of --folder=~/runs and of a quoted glob, which bash leaves as it is
     arguments = [re.sub('^(--[a-z-]+=)?~/', lambda found: (found[1] or '') + home, text) for text in sys.argv[1:]]
     with one_line_errors():
         app(arguments, prog_name='maelm')

@@ -12,9 +12,10 @@ import platform
 import subprocess
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -82,6 +83,7 @@ class Process:
     device: str
     world_size: int
     provenance: Provenance
+    since: int = 0  # rows that the run had been trained on before
 
 
 class _Checked(BaseModel):
@@ -106,13 +108,21 @@ class _Pretraining(Record):
     unigram_entropy: float | None = None  # of the whole validation split, nats
     eval_rows: int | None = None  # the first rows of this split, on which the run is validated; None: not recorded
     init_from: EncoderIdentity | None = None  # whose weights the run began with
-    earlier: list[Process] = []  # of a resumed run: on what earlier processes trained, where that differs
+    since: int = 0  # of the last process, as Process's
+    earlier: list[Process] = []  # of a resumed run: on what it was trained before, where that differs
 
     @property
     def processes(self) -> list[Process]:
-        """The different kinds of processes that trained, the last one at the end."""
-        last = Process(device=self.device, world_size=self.world_size, provenance=self.provenance)
-        return [*(process for process in self.earlier if process != last), last]
+        """On what the run was trained, in order; like processes that follow each other are one."""
+        own = {name: getattr(self, name) for name in ('device', 'world_size', 'provenance', 'since')}
+        return [*self.earlier, Process(**own)]
+
+    def following(self, before: '_Pretraining') -> Self:
+        """This record of a process that goes on with the run of ``before``, whose saved training counts."""
+        past = [process for process in before.processes if process.since < self.since]
+        if past and replace(past[-1], since=self.since) == self.processes[-1]:
+            return self.model_copy(update={'earlier': past[:-1], 'since': past[-1].since})
+        return self.model_copy(update={'earlier': past})
 
     @property
     def seed(self) -> int:

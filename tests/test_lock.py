@@ -15,7 +15,7 @@ import pytest
 
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
-from maelm_composer.files import LOCK, lock_folder
+from maelm_composer.files import LOCK, is_locked, lock_folder
 from maelm_composer.suite.run import run_suite
 from maelm_composer.suite.steps import load_suite
 
@@ -69,6 +69,13 @@ def test_a_lock_of_another_user_is_named(tmp_path, monkeypatch):
     (tmp_path / LOCK).write_text('')
     with pytest.raises(InputError, match=r'/\.lock is of another user, whose run may'), lock_folder(tmp_path, 'run'):
         pass
+
+
+def test_whoever_looks_for_a_lock_holds_none_for_others_who_look(tmp_path):
+    (tmp_path / LOCK).write_text('')
+    with (tmp_path / LOCK).open('rb') as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert not is_locked(tmp_path)
 
 
 def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch):

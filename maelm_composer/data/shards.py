@@ -46,7 +46,8 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
     Returns the manifest, and whether the shards were made now; False if the shards were complete before.
 
     Raises:
-        InputError: there is no tokenizer or no text, a source is not readable, or ``remote`` holds other shards.
+        InputError: there is no tokenizer or no text, a source is not readable, ``remote`` holds other shards, or
+            another conversion works there.
     """
     tokenizer, tokenizer_hash = load_tokenizer(config)
     sources = [describe_source(source) for source in config.sources]
@@ -66,8 +67,10 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
     with contextlib.ExitStack() as lock:
         if not storage.is_s3(config.remote):
             lock.enter_context(lock_folder(Path(config.remote), 'conversion'))
+        if (complete := _find_own_manifest(config.remote, recipe_hash)) is not None:  # made before the lock was free
+            return complete, False
         records, counts = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
-        _find_own_manifest(config.remote, recipe_hash)  # another conversion may have ended meanwhile
+        _find_own_manifest(config.remote, recipe_hash)  # where no lock kept another conversion away
         for split in SPLITS:
             if not any(record[split]['rows'] for record in records):
                 raise InputError(

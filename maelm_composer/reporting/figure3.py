@@ -178,11 +178,12 @@ def _judge(builder: RowBuilder, leads: Cell, races: Sequence[Race]) -> Row:
 def measure_stalls(log: Sequence[Mapping[str, str]]) -> float:
     """The share of a run's training time that slow stretches took more than the median stretch would have.
 
-    A stretch is the time between two rows of ``log``, metrics.csv, and slow if a sample takes three times the median.
+    A stretch is the time between two rows of ``log``, metrics.csv; it is slow beyond three times the median a sample.
     """
-    if not log:
-        return 0.0
     at = np.array([[0, 0], *([float(row['samples']), float(row['training_seconds'])] for row in log)])
+    at = at[[True, *(np.diff(at[:, 1]) > 0)]]  # the clock adds the first batches of a process to the next
+    if len(at) < 2:
+        return 0.0
     samples, seconds = np.diff(at, axis=0).T
     pace = seconds / samples
     is_slow = pace > 3 * np.median(pace)

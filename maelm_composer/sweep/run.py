@@ -22,7 +22,7 @@ import torch
 from maelm_composer.cluster import LostWorkerError, connect_ray, ending_with_ray, get_result
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.console import tell
-from maelm_composer.errors import InputError, explain, first_line, telling_of_stop
+from maelm_composer.errors import InputError, first_line, telling_of_stop
 from maelm_composer.files import assert_local
 from maelm_composer.finetuning.identity import describe_run, find_finished, limit_length, run_key
 from maelm_composer.finetuning.run import finetune, load_encoder
@@ -241,11 +241,9 @@ def make_run(config: FinetuningConfig, key: str, facts: Facts, place: Place) -> 
         return record
     except InputError as error:
         return record_failure(config, key, facts, str(error))
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):  # every other run would fail so, too
-            raise
-        return record_failure(config, key, facts, explain(error), traceback.format_exc())
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise  # every other run would fail so, too
         reason = f'{type(error).__name__}: {first_line(error)}'
         return record_failure(config, key, facts, reason, traceback.format_exc())
     finally:

@@ -43,6 +43,8 @@ def explaining(logger: LoggerDestination, name: str) -> LoggerDestination:
         try:
             init(*arguments)
         except Exception as error:  # each library has its own classes
+            if isinstance(error, OSError) and error.errno is not None:  # as of a full disk
+                raise
             raise InputError(
                 f'training.loggers: {name} cannot start: {first_line(error).rstrip(".")}; mend that, leave {name} out, '
                 'or work without a network (WANDB_MODE=offline, or a folder as MLFLOW_TRACKING_URI)'

@@ -301,8 +301,10 @@ class _Run:
             unigram_entropy=self.manifest.unigram_entropy,
             eval_rows=self.plan.eval_rows,
             init_from=self.init_from,
-            earlier=self.record.processes if self.record and self.start.state else [],
+            since=self.start.samples,
         )
+        if self.record is not None:
+            record = record.following(self.record)
         self.folder.copy_inputs(self.config)
         self.folder.write_record(record)
         return record

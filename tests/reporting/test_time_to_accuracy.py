@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from maelm_composer.errors import InputError
 from maelm_composer.reporting import figure3
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA
-from maelm_composer.reporting.figure3 import Axis, ScoredCheckpoint, find_arrival
+from maelm_composer.reporting.figure3 import Axis, ScoredCheckpoint, find_arrival, measure_stalls
 from tests.reporting.conftest import SAMPLES, build
 
 HALF = {1: 0.5}
@@ -169,6 +169,13 @@ def test_hours_with_stalls_decide_nothing(full):
     path.write_text(''.join(','.join(row) + '\n' for row in rows))
     stalled = 'undecided: 12% of the time of medium-roberta-s18 are stalls, as when other jobs take the processor'
     assert build(full)[LEAD].verdict.startswith(stalled)
+
+
+def test_the_untimed_batches_of_a_process_are_no_stall():
+    seconds = [0, 0, 0, *range(4, 25), 24, 24, 24, *range(28, 49)]  # resumed after 24 batches
+    log = [{'samples': str(16 * n), 'training_seconds': str(at)} for n, at in enumerate(seconds, 1)]
+    assert measure_stalls(log) == 0
+    assert measure_stalls(log[:3]) == measure_stalls([]) == 0
 
 
 def test_a_last_checkpoint_that_was_not_fine_tuned_is_missing_and_not_a_miss(full):

@@ -17,11 +17,13 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 from maelm_composer.checkpoints.find import read_record
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import build_model
+from maelm_composer.records import UnfinishedPretraining, parse_pretraining
 from maelm_composer.training.callbacks import read_metrics
 from maelm_composer.training.checkpoints import METADATA, drop_unportable, make_portable
 from maelm_composer.training.resume import find_resume_point, load_data_only
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
+from tests.records import make_running
 from tests.training.conftest import forget_hashes
 
 SHORT = ('training.max_samples=32', 'optimizer.warmup_samples=16')
@@ -120,10 +122,25 @@ def test_the_record_of_a_resumed_run_names_all_that_it_was_trained_on(recipe, si
             pretrain(recipe())
     finally:
         torch.set_num_threads(threads)
+    Path('runs/recipe/.saving-of-a-killed-process').mkdir()
     for _ in range(2):  # the second call has nothing to train
         pretrain(recipe())
-        found = [process.device for process in read_record('runs/recipe').processes]
-        assert found == [f'CPU, {threads + 1} threads', f'CPU, {threads} threads']
+        found = [(process.device, process.since) for process in read_record('runs/recipe').processes]
+        assert found == [(f'CPU, {threads + 1} threads', 0), (f'CPU, {threads} threads', 176)]
+    assert not list(Path('runs/recipe').glob('.saving*'))
+
+
+def test_a_process_whose_training_was_not_saved_is_not_named():
+    def begin(device: str, since: int) -> UnfinishedPretraining:
+        return parse_pretraining(json.dumps(make_running('run') | {'device': device, 'since': since}), 'run.json')
+
+    runs = [begin('A', 0), begin('B', 64), begin('A', 64), begin('A', 128), begin('C', 192), begin('A', 0)]
+    found = []
+    record = runs[0]
+    for run in runs[1:]:
+        record = run.following(record)
+        found.append([(process.device, process.since) for process in record.processes])
+    assert found == [[('A', 0), ('B', 64)], [('A', 0)], [('A', 0)], [('A', 0), ('C', 192)], [('A', 0)]]
 
 
 def test_a_file_system_without_links_has_a_text(recipe, monkeypatch):
