@@ -187,8 +187,7 @@ def measure_stalls(log: Sequence[Mapping[str, str]]) -> float:
     samples, seconds = np.diff(at, axis=0).T
     pace = seconds / samples
     is_slow = pace > 3 * np.median(pace)
-    lost = float(((pace - np.median(pace)) * samples)[is_slow].sum())
-    return lost and lost / float(seconds.sum())
+    return float(((pace - np.median(pace)) * samples)[is_slow].sum() / seconds.sum())
 
 
 def race(pair: Pair) -> Race:
