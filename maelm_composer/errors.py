@@ -30,6 +30,14 @@ class InputError(ValueError):
         super().__init__(message.rsplit('InputError: ', 1)[-1].strip())
 
 
+class Stopped(SystemExit):
+    """Ends a process whose run was stopped by a signal: exit code 128 + its number."""
+
+    def __init__(self, number: int, how: str) -> None:
+        super().__init__(128 + number)
+        self.line = f'{signal.Signals(number).name}: {how}; the same command resumes the run'
+
+
 def first_line(error: BaseException) -> str:
     """The first line of the message, or the error's class if there is no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -31,10 +31,10 @@ from maelm_composer.checkpoints.find import list_checkpoints, read_latest
 from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
 from maelm_composer.config import TrainingConfig
 from maelm_composer.data.storage import Outage, OutageError
-from maelm_composer.errors import InputError, explain
+from maelm_composer.errors import InputError, Stopped, explain
 from maelm_composer.files import apply_umask, hash_file, write_json
 from maelm_composer.training.callbacks import MetricsLog, TrainingClock
-from maelm_composer.training.ending import FAILED, Stopped, StopSignals
+from maelm_composer.training.ending import FAILED, StopSignals
 from maelm_composer.training.processes import raise_on_all_ranks, take_from_first_rank
 from maelm_composer.training.run_folder import RunFolder
 

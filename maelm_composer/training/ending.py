@@ -17,21 +17,13 @@ from composer.utils import dist
 
 from maelm_composer.checkpoints.find import read_record
 from maelm_composer.device import LESS_MEMORY
-from maelm_composer.errors import InputError, explain
+from maelm_composer.errors import InputError, Stopped, explain
 from maelm_composer.records import Pretraining, PretrainingRecord, UnfinishedPretraining
 from maelm_composer.training.run_folder import RunFolder
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILED = 1 << 8  # larger than every signal's number
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-
-
-class Stopped(SystemExit):
-    """Ends a process whose run was stopped by a signal: exit code 128 + its number."""
-
-    def __init__(self, number: int, how: str) -> None:
-        super().__init__(128 + number)
-        self.line = f'{signal.Signals(number).name}: {how}; the same command resumes the run'
 
 
 class StopSignals:

@@ -15,7 +15,7 @@ from composer.utils import dist
 
 from maelm_composer.config import Sharding, TrainingConfig
 from maelm_composer.data.storage import OutageError
-from maelm_composer.errors import InputError, explain
+from maelm_composer.errors import InputError, Stopped, explain
 from maelm_composer.processor import count_cores
 
 # A rank that fails closes its connections, and then waits for loader workers that may not answer, before it ends.
@@ -191,6 +191,10 @@ class RankWatch:
         try:
             yield
             dist.barrier()  # no rank ends while another one still looks
+        except SystemExit as stop:
+            if not isinstance(stop, Stopped):  # a signal before or after the training, of which no other node knows
+                self._board.tell('a signal stopped it')
+            raise
         except Exception as error:
             if (line := self._board.read()) is not None and not isinstance(error, InputError):
                 raise InputError(line) from None

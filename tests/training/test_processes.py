@@ -296,6 +296,19 @@ def test_a_full_disk_of_one_node_ends_all_nodes(recipe, start_nodes, sharding, f
 
 
 @pytest.mark.slow
+@two_machines
+def test_a_signal_to_one_node_before_the_first_batch_ends_the_other(recipe, start_nodes, wait_for):
+    recipe()
+    nodes = start_nodes('save_folder=shared', before=ISOLATED)
+    wait_for(Path('shared/record.json').exists)
+    os.kill(nodes[1].pid, signal.SIGTERM)
+    out = [node.communicate(timeout=300)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [2, 128 + signal.SIGTERM], out
+    assert out[0].count('error: node 1 ended: a signal stopped it') == 1, out[0]
+    assert 'Traceback' not in ''.join(out)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'save_folder, reason',
     [('busy', 'another run is at work in'), ('file', '{folder}/file: File exists; move that file away')],
