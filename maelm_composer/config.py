@@ -8,7 +8,7 @@ defaults are the paper's base setting (Meng et al., arXiv:2302.02060, preprint, 
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 MISSING: Any = '???'  # OmegaConf's mark of a value that a recipe must give
@@ -49,7 +49,7 @@ class Sharding(Enum):
     full_shard = 'full_shard'  # FSDP2, parameters gathered layer by layer
 
 
-class TaskKind(str, Enum):
+class TaskKind(StrEnum):
     classification = 'classification'
     regression = 'regression'
     span = 'span'  # questions on passages, some without an answer

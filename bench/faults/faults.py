@@ -4,13 +4,13 @@ import random
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from bench.faults.jobs import INPUTS, JOBS
 from maelm_composer.errors import InputError
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     same = 'same'  # the job ended with the same bytes, after as many starts as it took
     told = 'told'  # one line, exit code 2; with the cause gone, the same bytes
     defect = 'DEFECT'
