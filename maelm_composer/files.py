@@ -126,11 +126,8 @@ def parse_json(content: str | bytes, where: str, needs: Sequence[str] = (), reme
 
 def hash_file(path: str | Path, algorithm: str = 'sha256') -> str:
     """The hash of the content, in hexadecimal."""
-    digest = hashlib.new(algorithm)
     with open(path, 'rb') as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 @contextlib.contextmanager

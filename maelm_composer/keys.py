@@ -20,12 +20,38 @@ FIELD = re.compile(r'^ {4}(\w+): [^#]*?(?:  # (.*))?$', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key; ``name`` is dotted, with ``[]`` for an item of a list and ``<name>`` for a name of one's own."""
+    """One key of config.py."""
 
-    name: str
-    values: str  # its type, the choices of an Enum, the range of a number
-    default: str
+    name: str  # dotted, with ``[]`` for an item of a list and ``<name>`` for a name of one's own
+    annotation: Any
+    field: 'dataclasses.Field[Any]'
     meaning: str
+
+    @property
+    def values(self) -> str:
+        """Its type, the choices of an Enum, the range of a number."""
+        return _describe_type(self.annotation, self.field.metadata)
+
+    @property
+    def default(self) -> str:
+        """Its default as a recipe has it; empty if there is none."""
+        default = self.field.default
+        if self.field.default_factory is not dataclasses.MISSING:
+            default = self.field.default_factory()
+        return '' if default == MISSING else json.dumps(default, default=lambda member: member.name).strip('"')
+
+    @property
+    def type(self) -> type:
+        """str of ``list[str]``, int of ``dict[str, list[int]]``, str of ``str | None``."""
+        found = self.annotation
+        while inner := [argument for argument in get_args(found) if argument is not type(None)]:
+            found = inner[-1]
+        return found  # type: ignore[no-any-return]
+
+    def matches(self, name: str) -> bool:
+        """Whether ``name`` is this key, with names of one's own in their places."""
+        own = r'\.[^.]+' * (get_origin(self.annotation) is dict)
+        return re.fullmatch(re.escape(self.name).replace('<name>', '[^.]+') + own, name) is not None
 
 
 def list_keys(kind: str, section: str = '') -> list[Key]:
@@ -64,40 +90,7 @@ def format_markdown() -> str:
     return '\n'.join(lines) + '\n'
 
 
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """One key as it is declared in config.py."""
-
-    name: str  # as of :class:`Key`
-    annotation: Any
-    field: 'dataclasses.Field[Any]'
-    meaning: str
-
-    @property
-    def type(self) -> type:
-        """str of ``list[str]``, int of ``dict[str, list[int]]``, str of ``str | None``."""
-        found = self.annotation
-        while inner := [argument for argument in get_args(found) if argument is not type(None)]:
-            found = inner[-1]
-        return found  # type: ignore[no-any-return]
-
-    def matches(self, name: str) -> bool:
-        """Whether ``name`` is this key, with names of one's own in their places."""
-        own = r'\.[^.]+' * (get_origin(self.annotation) is dict)
-        return re.fullmatch(re.escape(self.name).replace('<name>', '[^.]+') + own, name) is not None
-
-
-def walk_keys(root: type) -> Iterator[Key]:
-    """The keys of a dataclass and of its sections, in their order."""
-    for leaf in walk_leaves(root):
-        default = leaf.field.default
-        if leaf.field.default_factory is not dataclasses.MISSING:
-            default = leaf.field.default_factory()
-        shown = '' if default == MISSING else json.dumps(default, default=lambda member: member.name).strip('"')
-        yield Key(leaf.name, _describe_type(leaf.annotation, leaf.field.metadata), shown, leaf.meaning)
-
-
-def walk_leaves(root: type, prefix: str = '') -> Iterator[Leaf]:
+def walk_keys(root: type, prefix: str = '') -> Iterator[Key]:
     """The fields of a dataclass and of its sections that are no sections themselves, in their order."""
     meanings = dict(FIELD.findall(inspect.getsource(root)))
     types = get_type_hints(root)
@@ -107,9 +100,9 @@ def walk_leaves(root: type, prefix: str = '') -> Iterator[Leaf]:
         section: Any = next(filter(dataclasses.is_dataclass, (annotation, *get_args(annotation))), None)
         if section is not None:
             suffix = {list: '[]', dict: '.<name>'}.get(get_origin(annotation), '')
-            yield from walk_leaves(section, f'{name}{suffix}.')
+            yield from walk_keys(section, f'{name}{suffix}.')
         else:
-            yield Leaf(name, annotation, field, meanings.get(field.name, ''))
+            yield Key(name, annotation, field, meanings.get(field.name, ''))
 
 
 def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:

@@ -21,7 +21,7 @@ from omegaconf.errors import ConfigKeyError, KeyValidationError, OmegaConfBaseEx
 from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
-from maelm_composer.keys import walk_leaves
+from maelm_composer.keys import walk_keys
 from maelm_composer.recipe_checks import check_config
 from maelm_composer.shipped import find_shipped
 
@@ -31,21 +31,15 @@ Config = TypeVar('Config', CorpusConfig, PretrainingConfig, FinetuningConfig, Su
 def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[str] = ()) -> Config:
     """Merge ``paths`` in order, then the ``key=value`` ``overrides``, into a checked ``root``.
 
-    A path that does not exist names a recipe that came with the package (:func:`find_shipped`).
+    A path that does not exist names a recipe that came with the package (:func:`find_shipped`). A pair among the paths
+    is merged in its place.
 
     Raises:
         InputError: a file that cannot be read, an unknown key (with the nearest right one), a wrong type or value.
     """
-    if wrong := [override for override in overrides if '=' not in override]:
-        raise InputError(f'{wrong[0]!r} is neither a YAML file nor key=value')
-    return load_entries(root, [*paths, *overrides])
-
-
-def load_entries(root: type[Config], entries: Sequence[str]) -> Config:
-    """As :func:`load_config`, of files and pairs in any order, of which later ones win."""
-    files, pairs = split_arguments(entries)
+    files, pairs = split_arguments([*paths, *overrides])
     merged: Any = OmegaConf.structured(root)
-    for entry in entries:
+    for entry in [*paths, *overrides]:
         if entry in pairs:
             merged = _merge(root, merged, _parse_override(entry), where='command line')
             continue
@@ -153,11 +147,11 @@ def _assert_read_as_meant(root: type, layer: Any, where: str) -> None:
 
     ``label_names`` may be whole numbers.
     """
-    leaves = [*walk_leaves(root)]
+    keys = [*walk_keys(root)]
     for name, value in _walk_values(OmegaConf.to_container(layer)):
         if not isinstance(value, (bool, int, float)) or (name.endswith('label_names') and type(value) is int):
             continue
-        kind = next((leaf.type for leaf in leaves if leaf.matches(name)), float)
+        kind = next((key.type for key in keys if key.matches(name)), float)
         if kind is str:
             raise InputError(f'{where}: {name}: YAML reads this value as {value}, so put it in quotes')
         if issubclass(kind, Enum):
@@ -182,7 +176,7 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
     except ConfigKeyError as error:
         section, dot, key = re.sub(r'\[\d+]', '', error.full_key or '').rpartition('.')
         beside = [f'{section}{dot}{field.name}' for field in dataclasses.fields(error.object_type)]  # type: ignore[arg-type]
-        parts = [found.name.split('.') for found in walk_leaves(root)]
+        parts = [found.name.split('.') for found in walk_keys(root)]
         everywhere = [name for names in parts for name in itertools.accumulate(names, '{}.{}'.format)]  # and sections
         near = _find_nearest(key, beside, everywhere)
         hint = f'did you mean {near}?' if near else f'there are {", ".join(beside)}'
@@ -205,7 +199,7 @@ def _merge(root: type, base: Any, layer: Any, where: str) -> Any:
 
 def _find_flat_section(root: type, layer: Any) -> str:
     """The dotted name of the section to which ``layer`` gives a single value; OmegaConf's error does not name it."""
-    parts = [key.name.split('.')[:-1] for key in walk_leaves(root) if not re.search(r'[\[<]', key.name)]
+    parts = [key.name.split('.')[:-1] for key in walk_keys(root) if not re.search(r'[\[<]', key.name)]
     sections = dict.fromkeys(name for names in parts for name in itertools.accumulate(names, '{}.{}'.format))
     values = dict(_walk_values(OmegaConf.to_container(layer)))
     return next((name for name in sections if values.get(name) not in (None, {})), ', '.join(map(str, layer)))

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -118,7 +119,6 @@ def test_engines_stay_where_they_belong(path):
 
 
 def test_every_imported_package_is_declared():
-    tomllib = pytest.importorskip('tomllib', reason='needs Python 3.11')
     lines = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['dependencies']
     declared = {re.split(r'[^\w-]', line)[0].lower().replace('_', '-') for line in lines}
     roots = {name.split('.')[0] for path in MODULES for name in imports_of(path)}

@@ -140,7 +140,7 @@ def test_an_unknown_key_in_a_list_and_a_number_as_a_key_are_named(write):
         ('model.hidden_size={a: 1}', 'model.hidden_size: '),
         ('model.decoder=5', 'command line: model.decoder: must be key: value pairs'),
         ('model=[1]', 'command line: model: must be key: value pairs'),
-        ('seed', "'seed' is neither a YAML file nor key=value"),
+        ('seed', 'no such recipe: seed'),
         ('x={a', "'x={a' cannot be read"),
         ('data.local=a #1', "' #' begins a comment"),
         ('data.local=${nothing}', "data.local: Interpolation key 'nothing' not found"),

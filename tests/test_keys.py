@@ -8,7 +8,7 @@ import pytest
 
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.errors import InputError
-from maelm_composer.keys import KINDS, Key, format_markdown, list_keys
+from maelm_composer.keys import KINDS, format_markdown, list_keys
 from maelm_composer.recipe import to_plain
 from tests.test_recipes import flatten
 
@@ -27,9 +27,9 @@ def test_the_keys_are_those_that_a_recipe_takes():
 
 
 def test_a_key_shows_its_values_default_and_meaning():
-    meaning = 'share of positions that are masked, about 0.45 at most'
-    key = Key('masking.mlm_probability', 'number > 0, < 1', '0.15', meaning)
-    assert list_keys('pretraining', 'masking.mlm_probability') == [key]
+    (key,) = list_keys('pretraining', 'masking.mlm_probability')
+    assert (key.values, key.default) == ('number > 0, < 1', '0.15')
+    assert key.meaning == 'share of positions that are masked, about 0.45 at most'
     assert next(key.name for key in list_keys('corpus', 'tokenizer')) == 'tokenizer.vocab_size'
     by_name = {key.name: key for kind in KINDS for key in list_keys(kind)}
     assert by_name['training.precision'].values == 'fp32, bf16, auto'

@@ -6,7 +6,7 @@ import pytest
 
 from maelm_composer.config import CorpusConfig, FinetuningConfig, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
-from maelm_composer.recipe import load_config, load_entries, read_keys
+from maelm_composer.recipe import load_config, read_keys
 
 PRETRAINING = 'data: {remote: shards}\n'
 CORPUS = 'remote: shards\n'
@@ -30,6 +30,7 @@ def write(tmp_path, monkeypatch):
     [
         (PretrainingConfig, 'training: {precision: 2}', 'training.precision: 2 is none of fp32, bf16, auto'),
         (PretrainingConfig, 'run_name: 017', 'run_name: YAML reads this value as 15, so put it in quotes'),
+        (PretrainingConfig, 'data: {remote: 1e15}', 'data.remote: YAML reads this value as 1000000000000000.0'),
         (PretrainingConfig, 'training: {loggers: [1]}', 'training.loggers: 1 is none of tensorboard, wandb, mlflow'),
         (CorpusConfig, 'sources: [{kind: files, paths: [1.5]}]', r'sources\[\].paths: YAML reads this value as 1.5'),
         (
@@ -84,9 +85,9 @@ def test_a_file_cannot_give_back_a_decoder_that_another_took_away(write):
 
 def test_entries_are_merged_in_their_order(write):
     entries = [write('one.yaml', PRETRAINING + 'seed: 1\n'), 'seed=2', write('three.yaml', 'seed: 3\n')]
-    assert load_entries(PretrainingConfig, entries).seed == 3
-    assert load_entries(PretrainingConfig, [*entries, 'seed=4']).seed == 4
-    assert load_entries(PretrainingConfig, entries).run_name == 'one-three'
+    assert load_config(PretrainingConfig, entries).seed == 3
+    assert load_config(PretrainingConfig, [*entries, 'seed=4']).seed == 4
+    assert load_config(PretrainingConfig, entries).run_name == 'one-three'
 
 
 def test_the_keys_of_a_file_are_those_of_its_sections_too_and_those_without_a_value(write):

@@ -49,13 +49,6 @@ def test_a_recipe_of_others_runs_no_code(tmp_path, monkeypatch):
     assert not Path('ran').exists()
 
 
-@pytest.mark.parametrize('line, value', [('run_name: 017', '15'), ('data: {remote: 1e15}', '1000000000000000.0')])
-def test_a_name_that_yaml_reads_as_a_number_is_refused(tmp_path, line, value):
-    (tmp_path / 'run.yaml').write_text(line)
-    with pytest.raises(InputError, match=rf'run\.yaml: \S+: YAML reads this value as {value}, so put it in quotes'):
-        load_config(PretrainingConfig, [str(YAMLS / 'demo.yaml'), str(tmp_path / 'run.yaml')])
-
-
 def test_an_autoregressive_decoder_has_no_masked_positions_to_reset():
     pairs = ('masking.encoder_mask_fraction=1', 'masking.decoder_resets_masks=true', 'model.decoder.attention={}')
     assert load('demo', overrides=(*pairs[:2], pairs[2].format('bidirectional_cross'), 'run_name=r'))

@@ -35,6 +35,7 @@ BAD = ['dull', 'cruel', 'loud', 'cold']
 FILLER = ['the', 'boy', 'sees', 'a', 'house', 'and', 'walks', 'to', 'town', 'with', 'his', 'dog']
 TEXTS = [' '.join([*GOOD, *BAD, *FILLER, 'how is it'] * 20)]
 SIZES = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'intermediate_size': 64}
+HF_SETTINGS = {'vocab_size': V, 'max_position_embeddings': N + 2, 'pad_token_id': 1, **SIZES}  # of a stock RoBERTa
 MODEL = ModelConfig(vocab_size=V, max_seq_len=N, decoder=DecoderConfig(**SIZES), **SIZES)
 SAMPLES, CHECKPOINT = 64, 'samples-000000000064'
 _HELD: list[socket.socket] = []

@@ -3,12 +3,11 @@
 It must end as the undisturbed one, and its memory, open files, threads and shared memory must not grow with its steps.
 """
 
-import csv
 import random
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.faults.campaign import UNLIMITED, Campaign, Defect, strip_paths
@@ -16,6 +15,7 @@ from bench.faults.command import Command
 from bench.faults.faults import KINDS
 from bench.faults.jobs import JOBS, PRETRAINING, Job, copy_needs, describe_results
 from bench.faults.sampling import Sample, measure, sampling
+from bench.faults.table import append_row
 from maelm_composer.checkpoints.names import METRICS, name_checkpoint
 from maelm_composer.config import CorpusConfig
 from maelm_composer.records import collect_provenance
@@ -153,23 +153,15 @@ class LongRun(Campaign):
     def _note(self, what: str, exit_code: str = '', said: str = '') -> None:
         seconds = round(time.monotonic() - self.begun, 1)
         event = Event(seconds, self.starts, self.long.count_steps(self.work), what, exit_code, said)
-        _append(self.event_table, event)
+        append_row(self.event_table, asdict(event))
         print(*vars(event).values(), sep='  ', flush=True)
 
     def _sample(self) -> None:
         found, now = measure(self.command.pid), time.monotonic()
         seconds, since_start = round(now - self.begun, 1), round(now - self.started, 1)
         self.samples.append(Sample(seconds, self.starts, since_start, self.long.count_steps(self.work), **found))
-        _append(self.sample_table, self.samples[-1])
+        append_row(self.sample_table, asdict(self.samples[-1]))
 
 
 def _drop_folders(files: dict[str, str]) -> dict[str, str]:
     return {Path(name).name: value for name, value in files.items()}
-
-
-def _append(path: Path, row: Sample | Event) -> None:
-    with path.open('a', newline='', encoding='utf-8') as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(row)], lineterminator='\n')
-        if file.tell() == 0:
-            writer.writeheader()
-        writer.writerow(asdict(row))

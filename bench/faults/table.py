@@ -4,17 +4,13 @@ import csv
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.faults.campaign import Campaign, assert_possible
 from bench.faults.faults import Fault, Kind, Outcome, draw
 from maelm_composer.config import CorpusConfig
 from maelm_composer.errors import InputError
 from maelm_composer.records import collect_provenance
-
-COLUMNS = [
-    *('number', 'seed', 'git_revision', 'group', 'kind', 'job', 'at', 'target'),
-    *('outcome', 'starts', 'seconds_lost', 'said'),
-]
 
 
 def run_campaign(
@@ -39,13 +35,18 @@ def run_campaign(
             fault = draw(number, seed, jobs, kinds)
             own = {'number': number, 'seed': seed, 'git_revision': revision, 'group': fault.kind.group}
             row = own | describe_draw(fault) | campaign.inflict(fault)
-            with table.open('a', newline='', encoding='utf-8') as file:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-                if file.tell() == 0:
-                    writer.writeheader()
-                writer.writerow(row)
+            append_row(table, row)
             print(*row.values(), sep='  ', flush=True)
     return read_last_rows(table)
+
+
+def append_row(table: Path, row: dict[str, Any]) -> None:
+    """Append ``row`` to a CSV, which gets the row's names as its header if it is new."""
+    with table.open('a', newline='', encoding='utf-8') as file:
+        writer = csv.DictWriter(file, row, lineterminator='\n')
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def describe_draw(fault: Fault) -> dict[str, str]:

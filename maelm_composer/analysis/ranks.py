@@ -69,8 +69,7 @@ def analyze_ranks(
         data: shards with the validation rows to read; default: those of the checkpoint's recipe.
         text: globs of text files to read instead of shards.
         text_column: of .jsonl and .parquet files.
-        folder: default: that of :func:`find_rank_folder`. A record in ./ranks/, where earlier versions wrote, is copied
-            there.
+        folder: default: that of :func:`find_rank_folder`.
 
     Raises:
         InputError: an option is out of range, checkpoint or rows cannot be read, or the rows have fewer tokens than the
@@ -97,13 +96,8 @@ def analyze_ranks(
         decisive.append(HUGGING_FACE_STATES)
     key = hash_json(decisive)[:16]
     path = Path(home, f'{key}.json')
-    of_encoder = {'checkpoint': pretrained.identity}  # of equal weights, perhaps made or moved again
-    if path.exists():
-        return load_record(path, parse_rank).model_copy(update=of_encoder)
-    if folder is None and (former := Path(RANKS, path.name)).exists():
-        record = load_record(former, parse_rank).model_copy(update=of_encoder)
-        write_record(path, record)
-        return record
+    if path.exists():  # of equal weights, perhaps made or moved again
+        return load_record(path, parse_rank).model_copy(update={'checkpoint': pretrained.identity})
     assert_writable(path.parent)
     start = time.monotonic()
     layers = _accumulate(pretrained, source, options)

@@ -21,6 +21,7 @@ from maelm_composer.config import EvaluationProtocol, FinetuningConfig, Precisio
 from maelm_composer.console import track
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.model import FinetuningBatch, FinetuningModel
+from maelm_composer.tasks.catalogue import SPAN
 from maelm_composer.tasks.examples import Inputs
 from maelm_composer.training.optimizer import build_optimizer
 
@@ -176,7 +177,7 @@ def predict(
     (classes,) for classification, () for regression, (S, 2) for a span task, with S at least the row's length.
 
     Raises:
-        InputError: an output is NaN, as after an update that overflowed.
+        InputError: an output is not finite, as after an update that overflowed.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -186,8 +187,11 @@ def predict(
         batch = collate(inputs, rows, pad_id).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
             outputs = model(batch).float()
-        if outputs.isnan().any():  # a span's outputs are -inf outside the passage
-            raise InputError('an output of the model is NaN: try a smaller learning_rate or precision=fp32')
+        is_wrong = ~outputs.isfinite()
+        if model.kind == SPAN:
+            is_wrong &= outputs != -math.inf  # outside the passage
+        if is_wrong.any():
+            raise InputError('an output of the model is not finite: try a smaller learning_rate or precision=fp32')
         for row, output in zip(rows, outputs.cpu().numpy(), strict=True):
             scores[row] = output
     return scores
@@ -199,7 +203,8 @@ def measure_last_layer(
 ) -> int:
     """Effective rank of the last layer in fp32 at the real tokens; ``encoder`` is left in evaluation mode.
 
-    Every k-th row is read, with the least k that gives about ``MAX_RANK_TOKENS`` tokens. No random number is drawn.
+    Every k-th row is read, with the least k that gives at most about ``MAX_RANK_TOKENS`` tokens. No random number is
+    drawn.
 
     Args:
         special_ids: the tokenizer's ids of [CLS], [PAD] and [SEP], which are not real tokens.

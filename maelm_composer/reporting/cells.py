@@ -17,7 +17,7 @@ from maelm_composer.statistics import ExampleVariance, estimate_contrast, measur
 
 ENOUGH_SEEDS = 3  # for a verdict, a slope and a drawn interval: Student's t of two is very wide, and rarely the plan
 
-# Settings in which the paper's variants differ, beside those of the model.
+# Settings in which the paper's variants differ, beside the decoder's.
 VARIED = {
     f'masking.{key}'
     for key in ('encoder_mask_fraction', 'encoder_mask_content', 'decoder_resets_masks', 'position_ids')
@@ -200,7 +200,8 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
 
 def _describe_training(run: PretrainingRecord) -> dict[str, Any]:
     """The settings that compared runs of one seed share."""
-    of_recipe = {k: v for k, v in run.identity.items() if not k.startswith('model.') and k not in VARIED}
+    varied = VARIED | {'model.relative_position_buckets'}  # of a row of Table 2
+    of_recipe = {k: v for k, v in run.identity.items() if not k.startswith('model.decoder') and k not in varied}
     shared = ('data_hash', 'tokenizer_hash', 'samples', 'batches', 'eval_rows')
     return of_recipe | {name: getattr(run, name) for name in shared}
 

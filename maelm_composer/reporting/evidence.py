@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from maelm_composer.records import (
     FailedFinetuning,
     FinetuningRecord,
     LayerRanks,
+    Point,
     PretrainingRecord,
     RankRecord,
     UnfinishedPretraining,
@@ -119,18 +121,28 @@ class Evidence:
                 scores[task] = names[0] if names and first not in names else first
         return scores
 
-    def _note_seeds(self, found: Searches) -> list[str]:
-        """The fine-tuning seeds at the points of ``found`` that failed or that some of the runs lack, in words."""
-        notes, most = [], max((len(records) for _, records in found), default=0)
+    @cached_property
+    def _tried(self) -> Mapping[str, Mapping[str, Mapping[Point, dict[int, bool]]]]:
+        """By task, checkpoint's hash and point: the seeds that were tried; True for those that have finished."""
+        tried: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
+        for record in (*self.failures, *self.finetunings):
+            tried[record.task][record.checkpoint.hash][record.point][record.seed] = record.status != 'failed'
+        return tried  # type: ignore[no-any-return]
+
+    def _note_search(self, found: Searches) -> list[str]:
+        """In words: fine-tuning seeds of ``found`` that failed, seeds and points that another of its searches has."""
+        notes = []
         for run, records in found:
-            first, finished = records[0], {record.seed for record in records}
-            same = (first.task, first.checkpoint.hash, first.point)
-            tried = {r.seed for r in self.failures if (r.task, r.checkpoint.hash, r.point) == same} | finished
-            if failed := sorted(tried - finished):
-                which = ', '.join(map(str, failed))
-                notes.append(f'{first.task} from {run.run_name}: fine-tuning seed {which} failed, of {len(tried)}')
+            first, searches = records[0], self._tried[records[0].task]
+            points = searches[first.checkpoint.hash]
+            tried, where = points[first.point], f'{first.task} from {run.run_name}'
+            if failed := sorted(seed for seed, has_finished in tried.items() if not has_finished):
+                notes.append(f'{where}: fine-tuning seed {", ".join(map(str, failed))} failed, of {len(tried)}')
+            most = max(sum(seeds.values()) for search in searches.values() for seeds in search.values())
             if len(tried) < most:
-                notes.append(f'{first.task} from {run.run_name}: {len(tried)} of {most} fine-tuning seeds recorded')
+                notes.append(f'{where}: {len(tried)} of {most} fine-tuning seeds recorded')
+            if len(points) < (most := max(map(len, searches.values()))):
+                notes.append(f'{where}: {len(points)} of {most} points of the search recorded')
         return notes
 
     def score(self, model: Model, column: Column, samples: int | None = None) -> Cell:
@@ -147,7 +159,7 @@ class Evidence:
 
         found = self.select_finetunings(model, column.task, samples)
         values = [(run, records, [*map(read, records)]) for run, records in found]
-        cell = self._gather(model, column.task, values, self._note_seeds(found), samples=samples)
+        cell = self._gather(model, column.task, values, self._note_search(found), samples=samples)
         metric = column.metric or find_task(column.task).metric
         if cell.missing or not all(metric in r.influences for _, records in found for r in records):
             return cell
@@ -214,7 +226,7 @@ class Evidence:
         values = [(run, rs, [float(rank) for r in rs if (rank := r.effective_rank) is not None]) for run, rs in found]
         if lacking := [run.run_name for run, records, ranks in values if len(ranks) < len(records)]:
             return Cell(missing=f'a record of {task} from {lacking[0]} holds no rank after fine-tuning')
-        return self._gather(model, task, values, self._note_seeds(found), WHOLE_NUMBER)
+        return self._gather(model, task, values, self._note_search(found), WHOLE_NUMBER)
 
     def finetuned_rank_curve(self, model: Model, task: str) -> dict[float, Cell]:
         """Epoch -> effective rank of the last layer during fine-tuning, for the epochs that every record has.
@@ -231,7 +243,7 @@ class Evidence:
             lacking = next((run.run_name for run, _, of_run in curves if not all(of_run)), None)
             reason = f'a record of {task} from {lacking} holds no rank during fine-tuning' if lacking else ''
             return {0.0: Cell(missing=reason or self.explain_absence(model, task))}
-        notes = self._note_seeds(found)
+        notes = self._note_search(found)
         by_epoch = {e: [(run, rs, [c[e] for c in of_run]) for run, rs, of_run in curves] for e in sorted(epochs)}
         return {e: self._gather(model, task, values, notes, WHOLE_NUMBER) for e, values in by_epoch.items()}
 

@@ -166,7 +166,10 @@ def _judge(builder: RowBuilder, leads: Cell, races: Sequence[Race]) -> Row:
     machines = {(seed, process.device, process.world_size, process.provenance.cpu) for seed, process in processes}
     if not reason and len(machines) > len({run.seed for run in leads.runs}):
         reason = 'the runs of one seed were trained on different machines'
-    stalls = {run.run_name: measure_stalls(builder.evidence.curves.get(run.run_name, [])) for run in leads.runs}
+    logs = {run.run_name: builder.evidence.curves.get(run.run_name, []) for run in leads.runs}
+    if not reason and (without := [name for name, log in logs.items() if not log]):
+        reason = f'the log of {without[0]}, which would show stalls, is not recorded'
+    stalls = {name: measure_stalls(log) for name, log in logs.items()}
     longest = max(stalls, key=lambda name: stalls[name])
     if not reason and stalls[longest] > MAX_STALLS:
         reason = f'{stalls[longest]:.0%} of the time of {longest} are stalls, as when other jobs take the processor'

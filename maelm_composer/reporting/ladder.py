@@ -1,7 +1,8 @@
 """The ladder as rows: both models at every rung, their difference for equal rows and for equal FLOPs, and its trend."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -125,8 +126,16 @@ def _compare_at_equal_flops(builder: RowBuilder, label: str, cells: Cells, rung:
             same_rows = combine([(1.0, cells[name][label][rung]), (weight - 1, baselines[rung])])
             gap = combine([(1.0, same_rows), (-weight, baselines[above])], are_rungs=True)
         row = builder.value(f'{label} − {ROBERTA.label} {AT_EQUAL_FLOPS}', name, unit, gap)
+        if rates := _name_rates(gap.runs):
+            row = replace(row, verdict=f'{row.verdict}; interpolated {rates}')
         rows.append(row.at(rung.flops, 'FLOPs'))
     return rows
+
+
+def _name_rates(runs: Iterable[PretrainingRecord]) -> str:
+    """The learning rates of ``runs`` in words, unless they are equal."""
+    rates = dict.fromkeys(f'{run.identity[RATE]:g}' for run in runs)
+    return f'with unequal learning rates ({" and ".join(rates)})' if len(rates) > 1 else ''
 
 
 def _measure_departure(evidence: Evidence, model: Model) -> Cell:
@@ -167,7 +176,6 @@ def _claim_trend(gap: str, name: str, unit: str, gaps: dict[Rung, Cell]) -> Clai
         trend = slope([(math.log10(rung.flops), cell) for rung, cell in found.items()], are_rungs=True)
         *names, last = [f'{rung.flops:.0e}'.replace('+', '') for rung in found]
         rungs = f'{", ".join(names)} and {last} FLOPs'
-        rates = dict.fromkeys(f'{run.identity[RATE]:g}' for cell in found.values() for run in cell.runs)
-        if len(rates) > 1:
-            rungs += f' with unequal learning rates ({" and ".join(rates)})'
+        if rates := _name_rates(run for cell in found.values() for run in cell.runs):
+            rungs += f' {rates}'
     return Claim(f'{gap}, {TREND}', name, trend, unit=f'{unit} a decade', rungs=rungs)

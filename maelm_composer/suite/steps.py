@@ -14,7 +14,7 @@ from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, Pre
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local, write_text
 from maelm_composer.precision import read_choice
-from maelm_composer.recipe import load_config, load_entries, read_keys, split_arguments, to_yaml
+from maelm_composer.recipe import load_config, read_keys, split_arguments, to_yaml
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, Artefact, Demand, Model, artefacts_of, tasks_of
 from maelm_composer.shipped import find_shipped
 from maelm_composer.sweep.search import refuse_searched
@@ -167,7 +167,7 @@ class Suite:
     def _load(self, root: type, *entries: str) -> Any:
         if (root, entries) not in self._loaded:  # a plan asks for the same recipe thousands of times
             try:
-                self._loaded[root, entries] = load_entries(root, entries)
+                self._loaded[root, entries] = load_config(root, entries)
             except InputError as error:  # the pairs are those of the settings
                 raise InputError(f'settings of {self.scale}: {str(error).removeprefix("command line: ")}') from None
         return self._loaded[root, entries]

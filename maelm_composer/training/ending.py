@@ -144,7 +144,8 @@ def end_after(folder: RunFolder, rank: int, speaks: bool, tell: Callable[[str], 
     if record is None or record.status == 'stopped':
         return
     if record.status == 'running' and speaks:
-        line = f'rank {rank} was killed, most likely because memory ran out: {LESS_MEMORY}'
+        aborted = ' (if NCCL did not abort it: see above)' if torch.cuda.is_available() else ''
+        line = f'rank {rank} was killed, most likely because memory ran out{aborted}: {LESS_MEMORY}'
         with contextlib.suppress(InputError, OSError):
             _note_ending(folder, 'failed', line)
         print(f'error: {line}', file=sys.stderr, flush=True)

@@ -5,11 +5,10 @@ import json
 from typing import Any
 
 from tokenizers import Tokenizer
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.checkpoints.find import find_encoder, read_weights
-from maelm_composer.checkpoints.pretrained import ENCODER, load_pretrained, set_to_masked_text
+from maelm_composer.checkpoints.pretrained import ENCODER, find_misfit, load_pretrained, set_to_masked_text
 from maelm_composer.config import DecoderConfig, Implementation, ModelConfig, PretrainingConfig
 from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, read_tokenizer_files
 from maelm_composer.data.special_tokens import SPECIAL_TOKENS
@@ -59,7 +58,8 @@ def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) 
     taken, fresh = [], []
     for part, module in model.named_children():
         own = {name[len(part) + 1 :]: value for name, value in weights.items() if name.startswith(f'{part}.')}
-        if _shapes(own) == _shapes(module.state_dict()) and (part != 'decoder' or is_same_decoder):
+        shapes = {name: tuple(value.shape) for name, value in own.items()}
+        if find_misfit(shapes, module) is None and (part != 'decoder' or is_same_decoder):
             module.load_state_dict(own)
             taken.append(part)
         else:
@@ -79,10 +79,6 @@ def _find_difference(ours: ModelConfig | DecoderConfig, theirs: Any) -> str | No
     free = _FREE | (set() if any(stack and stack.relative_position_buckets for stack in stacks) else _RELATIVE)
     names = (field.name for field in dataclasses.fields(ours) if field.name not in free)
     return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), None)
-
-
-def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in weights.items()}
 
 
 def _assert_same_tokenizer(config: PretrainingConfig, theirs: Tokenizer) -> None:

@@ -105,7 +105,7 @@ class FailureBoard:
         if not self.is_needed:
             return
         with contextlib.suppress(torch.distributed.DistError):  # rank 0, which keeps the store, has ended
-            self._store.set(FAILURE, f'{dist.get_node_rank()} {line}')
+            self._store.compare_set(FAILURE, '', f'{dist.get_node_rank()} {line}')  # the first line stays
 
     def read(self) -> str | None:
         """What ended a rank of another node; None if no such rank has failed."""

@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from functools import partial
 
+import torch
 from composer import Trainer
 from composer.devices import Device
 from composer.loggers import ProgressBarLogger
@@ -13,7 +14,7 @@ from composer.utils.parallelism import FSDP2Config, ParallelismConfig
 from rich.console import Console
 from rich.table import Table
 
-from maelm_composer.checkpoints.find import read_record
+from maelm_composer.checkpoints.find import find_encoder, read_record
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.config import HeadBiasInit, Precision, PretrainingConfig, Sharding
 from maelm_composer.data.dataset import cache_folder
@@ -164,6 +165,8 @@ class _Run:
         state = self.start.state
         with contextlib.nullcontext() if state is None else load_data_only(state):
             trainer = self._build_trainer(device)
+        # Composer allows TF32 when it shards a model, but training.precision=fp32 promises fp32.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         if state is not None:
             self.folder.forget(state.parent)
             restore_learning_rate(trainer.state.optimizers[0], trainer.state.schedulers[0])
@@ -232,7 +235,12 @@ class _Run:
         self.taken = ''
         if config.init_from is not None and self.start.state is None:
             with raise_on_all_ranks():
-                self.init_from, self.taken = load_initial_weights(self.model, config)
+                found = find_encoder(config.init_from) if self.is_first else None
+            source = take_from_first_rank(found.uri if found else config.init_from)  # `latest` may change meanwhile
+            with raise_on_all_ranks():
+                self.init_from, self.taken = load_initial_weights(
+                    self.model, dataclasses.replace(config, init_from=source)
+                )
                 if begun_from is not None and begun_from.hash != self.init_from.hash:
                     raise InputError(
                         f'{self.folder.uri} holds a run that began from {describe_start(begun_from)}; init_from is now '

@@ -18,8 +18,9 @@ from maelm_composer.files import hash_json, parse_json, write_json
 from maelm_composer.precision import Speeds
 from maelm_composer.recipe import to_plain
 from maelm_composer.records import load_record, parse_rank
+from tests.tiny import HF_SETTINGS, SIZES, N
 
-N, V, D = 48, 320, 32
+D = SIZES['hidden_size']
 
 
 @pytest.fixture
@@ -36,18 +37,7 @@ def measure(folder, tmp_path):
 @pytest.fixture(scope='module')
 def roberta(folder):
     """A Hugging Face RoBERTa with the run's tokenizer and random weights."""
-    config = RobertaConfig(
-        vocab_size=V,
-        hidden_size=D,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=N + 2,
-        type_vocab_size=1,
-        pad_token_id=1,
-        initializer_range=0.2,
-        layer_norm_eps=1e-5,
-    )
+    config = RobertaConfig(**HF_SETTINGS, type_vocab_size=1, initializer_range=0.2, layer_norm_eps=1e-5)
     return save(RobertaModel(config, add_pooling_layer=False), folder, 'roberta')
 
 
@@ -161,11 +151,9 @@ def test_the_command_hands_on_its_options(folder, measure, tmp_path, monkeypatch
     assert f'record: {tmp_path}/elsewhere/{record.key}.json' in capsys.readouterr().out
 
 
-def test_a_record_belongs_to_the_run_and_one_in_the_former_place_is_found(
-    folder, measure, tmp_path, monkeypatch, capsys
-):
+def test_a_record_belongs_to_the_run(folder, measure, tmp_path, monkeypatch, capsys):
     shutil.copytree(folder / 'run', tmp_path / 'run', symlinks=True)
-    record = measure()  # in ranks/ of what is now the working directory
+    record = measure()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', ['maelm', 'rank', 'run/latest'])
     with pytest.raises(SystemExit):
@@ -174,8 +162,7 @@ def test_a_record_belongs_to_the_run_and_one_in_the_former_place_is_found(
     assert f'record: {place}' in capsys.readouterr().out
     found = load_record(tmp_path / place, parse_rank)
     assert found.checkpoint.uri.startswith('run/')  # where the weights are now
-    assert found.model_copy(update={'checkpoint': record.checkpoint}) == record
-    (tmp_path / 'ranks' / f'{record.key}.json').unlink()
+    assert (found.key, found.layers) == (record.key, record.layers)
     assert analyze_ranks('run') == found
 
 

@@ -41,10 +41,9 @@ from maelm_composer.errors import InputError
 from maelm_composer.finetuning.model import FinetuningBatch, FinetuningModel
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.tasks.catalogue import TASKS
-from tests.tiny import SIZES, N, V, write_tokenizer
+from tests.tiny import HF_SETTINGS, SIZES, N, V, write_tokenizer
 
 TOKENS = torch.arange(4, 12)[None], torch.arange(8)[None], torch.ones(1, 8, dtype=torch.long)
-HF_SETTINGS = {'vocab_size': V, 'max_position_embeddings': N + 2, 'pad_token_id': 1, **SIZES}
 
 
 def write(folder: Path, model) -> Path:

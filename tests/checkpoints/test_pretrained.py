@@ -20,12 +20,11 @@ from maelm_composer.model.encoder import Encoder
 from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import to_plain
 from tests.data.conftest import own_cache, s3, s3_server
-from tests.tiny import CHECKPOINT, MODEL, SIZES, N, V, write_tokenizer
+from tests.tiny import CHECKPOINT, MODEL, N, V, write_tokenizer
 
 __all__ = ['own_cache', 's3', 's3_server']  # fixtures
 
 TOKENS = torch.arange(4, 12)[None], torch.arange(8)[None], torch.ones(1, 8, dtype=torch.long)
-HF_SETTINGS = {'vocab_size': V, 'max_position_embeddings': N + 2, 'pad_token_id': 1, **SIZES}
 
 
 @pytest.fixture

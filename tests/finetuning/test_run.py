@@ -257,9 +257,9 @@ def test_a_loss_that_is_not_finite_names_the_step(configure, measures_rank):
     assert not Path(config.save_folder).exists()
 
 
-def test_an_output_that_is_nan_gives_no_score(configure):
+def test_an_output_that_is_not_finite_gives_no_score(configure):
     config = configure('rte', learning_rate=1e30, max_epochs=1, batch_size=4096)  # the first update is the last
-    with pytest.raises(InputError, match=r'^an output of the model is NaN: try a smaller learning_rate'):
+    with pytest.raises(InputError, match=r'^an output of the model is not finite: try a smaller learning_rate'):
         finetune(config)
     assert not Path(config.save_folder).exists()
 

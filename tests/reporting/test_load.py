@@ -45,14 +45,22 @@ def test_models_that_were_measured_differently_are_not_compared(full, kind, patt
         build(full)
 
 
-@pytest.mark.parametrize('key', ['data.shuffle_block_size', 'masking.mlm_probability', 'optimizer.learning_rate'])
+@pytest.mark.parametrize('key', ['data.shuffle_block_size', 'masking.mlm_probability', 'model.hidden_size'])
 def test_models_that_were_trained_differently_are_not_compared(full, key):
     for path in (full.records / 'pretraining').glob('*.json'):
         record = json.loads(path.read_text())
-        record['identity'] |= {key: 'roberta' in path.name, 'model.hidden_size': len(path.name)}
+        record['identity'] |= {key: 'roberta' in path.name, 'model.relative_position_buckets': len(path.name)}
         path.write_text(json.dumps(record))
     with pytest.raises(InputError, match=f'are compared, but differ in {key}: '):
         build(full)
+
+
+def test_a_search_of_fewer_points_than_another_models_is_named(full):
+    full.add_score('medium-s18', 'rte', 1, 0.1, point={'learning_rate': 1e-4})
+    rows, lack = build(full), 'rte from medium-roberta-s18: 1 of 2 points of the search recorded'
+    assert lack in rows['table1', 'RoBERTa', 'rte', None].note
+    assert lack in rows['table1', 'MAE-LM − RoBERTa', 'rte', None].note
+    assert rows['table1', 'RoBERTa', 'cola', None].note == ''
 
 
 def test_models_that_were_validated_on_other_rows_are_not_compared(full):

@@ -143,7 +143,7 @@ def test_a_batch_too_large_for_the_device_is_told(recipe, monkeypatch):
 
 @pytest.mark.gpu
 def test_fp32_on_a_gpu_is_not_tf32(recipe):
-    pretrain(recipe('training.max_samples=64'))
+    pretrain(recipe('training.max_samples=64', 'training.sharding=full_shard'))
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
