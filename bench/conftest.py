@@ -3,14 +3,17 @@
 import contextlib
 import csv
 import io
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from maelm_composer.errors import InputError
+from maelm_composer.config import CorpusConfig
+from maelm_composer.errors import InputError, explain
 from maelm_composer.files import write_text
+from maelm_composer.records import collect_provenance
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, OWN, Artefact
 from maelm_composer.reporting.load import read_csv
 from maelm_composer.suite.steps import Suite, choose_artefacts, load_suite
@@ -54,6 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if Path(__file__).parent not in item.path.parents:
             continue
         if item.path.name in ARTEFACT_FILES:
+            if item.path.name not in made and item.path.resolve() in named:
+                name, scale = item.path.stem.removeprefix('test_'), config.getoption('--scale')
+                raise pytest.UsageError(f'scale {scale} has no artefact {name}: choose another --scale')
             left_out += [item] if item.path.name not in made else []
         else:
             is_speed = item.path.name not in ('test_faults.py', 'test_long_run.py', 'test_intervals.py')
@@ -119,8 +125,8 @@ def make(
             benchmark.pedantic(run_suite, args=(suite, choose_artefacts(suite, name), note), rounds=1)
         except SystemExit as stop:  # by a signal; finished records and saved checkpoints remain
             pytest.exit(STOPPED, returncode=int(stop.code or 0))
-        except InputError as error:
-            pytest.fail(str(error), pytrace=False)
+        except (InputError, OSError) as error:
+            pytest.fail(explain(error), pytrace=False)
         rows = read_csv(suite.records.parent / f'{name}.csv')
         request.session.stash[MADE] = True
         assert_complete(rows)
@@ -134,7 +140,7 @@ def assert_complete(rows: list[dict[str, str]]) -> None:
     assert rows
     assert [row['note'] for row in rows if not row['value'] or (row['note'] and row['value'] != 'inf')] == []
     needed = ['run_keys', 'recipe_hash', 'data_hash', 'tokenizer_hash', 'seeds', 'versions', 'hardware', 'source']
-    needed += ['git_revision'] if (ROOT / '.git').exists() else []
+    needed += ['git_revision'] if collect_provenance(CorpusConfig()).git_revision else []
     for name in needed:
         assert all(row[name] for row in rows), f'{name} is missing'
     assert all(float(row['training_seconds']) > 0 for row in rows)
@@ -147,7 +153,8 @@ def find_value(rows: list[dict[str, str]], row: str, column: str) -> str:
 
 
 def _read_options(config: pytest.Config) -> tuple[str, str | None, str, str | None]:
-    return tuple(config.getoption(name) for name in ('--scale', '--work', '--results', '--settings'))
+    found = map(config.getoption, ('--scale', '--work', '--results', '--settings'))
+    return tuple(value and os.path.expanduser(value) for value in found)  # a shell leaves the ~ of --work=~/runs
 
 
 @contextlib.contextmanager
@@ -157,10 +164,10 @@ def _in_checkout(is_fixture: bool = False) -> Iterator[None]:
         patch.chdir(ROOT)
         try:
             yield
-        except InputError as error:
+        except (InputError, OSError) as error:
             if is_fixture:  # there pytest prints a traceback of a UsageError
-                pytest.exit(str(error), pytest.ExitCode.USAGE_ERROR)
-            raise pytest.UsageError(str(error)) from None
+                pytest.exit(explain(error), pytest.ExitCode.USAGE_ERROR)
+            raise pytest.UsageError(explain(error)) from None
 
 
 @pytest.fixture(scope='session')

@@ -324,8 +324,8 @@ def doctor(clean: Annotated[bool, typer.Option(help='Remove the shared memory of
     from maelm_composer.device import find_dead_segments
     from maelm_composer.processor import count_cores
 
-    print(f'python {platform.python_version()}, {platform.platform()}')
-    for package in ('maelm-composer', 'torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'ray'):
+    print(f'python {platform.python_version()}, {platform.platform()}\nmaelm-composer {__version__}')
+    for package in ('torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenizers', 'ray'):
         print(f'{package} {metadata.version(package)}')
     print(f'{count_cores()} cores; CUDA: {torch.cuda.is_available()}')
     for index in range(torch.cuda.device_count()):

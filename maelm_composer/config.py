@@ -67,6 +67,7 @@ class SourceConfig:
     split: str = 'train'  # huggingface: split of the data set
     revision: str | None = None  # huggingface: commit, tag or branch; null: the newest
     max_documents: int | None = None  # the first so many; null: all
+    joins_lines: bool = False  # true: lines up to a blank one become one, as in books with wrapped lines
     note: str | None = None  # the corpus that this source replaces
 
 
@@ -99,7 +100,7 @@ class DataConfig:
 
 @dataclass
 class MaskingConfig:
-    mlm_probability: float = number(0.15, above=0, below=1)  # share of positions that are masked, about 0.45 at most
+    mlm_probability: float = number(0.15, above=0, below=1)  # share of masked positions; up to 1/6 suits every row
     encoder_mask_fraction: float = number(0.0, at_least=0, at_most=1)  # δ: share of the [MASK]s that the encoder sees
     encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token  # at masks that the encoder sees
     decoder_resets_masks: bool = False  # true: the decoder reads e_[MASK] at masks that the encoder saw

@@ -71,7 +71,7 @@ def _check_source(source: SourceConfig, name: str) -> None:
     both = (SourceKind.files, SourceKind.huggingface)
     readers = {
         'paths': both[:1],
-        'text_column': both,
+        **dict.fromkeys(('text_column', 'joins_lines'), both),
         **dict.fromkeys(('dataset', 'config_name', 'split', 'revision'), both[1:]),
     }
     for key, kinds in readers.items():

@@ -31,6 +31,11 @@ def test_the_tests_of_other_folders_stay_selected():
     assert not files & {'bench/test_faults.py', 'bench/test_throughput.py'}  # these take minutes
 
 
+def test_an_artefact_that_the_scale_lacks_is_named():
+    done = call_pytest('bench/test_ladder.py')
+    assert (done.returncode, done.stderr) == (4, 'ERROR: scale demo has no artefact ladder: choose another --scale\n\n')
+
+
 def test_the_gpu_script_names_the_files_of_all_tests_marked_gpu():
     marked = [path for path in ROOT.glob('tests/**/*.py') if re.search(r'\bmark\.gpu\b', path.read_text())]
     named = re.findall(r'tests/[\w/]+\.py', SCRIPT.read_text())

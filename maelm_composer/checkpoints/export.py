@@ -110,7 +110,7 @@ def push(revisions: Mapping[str, Path], repo: str) -> str:
         raise InputError(
             f'{revisions[revision]} is exported, but not pushed to {repo} at {api.endpoint}: {reason}. Log in with '
             f'`hf auth login` or HF_TOKEN, then upload it with `hf upload {repo} {revisions[revision]} . --revision '
-            f'{revision}`{", and the other checkpoints likewise" if len(revisions) > 1 else ""}'
+            f'{revision} --private`{", and the other checkpoints likewise" if len(revisions) > 1 else ""}'
         ) from None
     return address
 
@@ -128,7 +128,7 @@ def _write_folder(found: EncoderFolder, folder: Path) -> None:
     if tokenizer.num_special_tokens_to_add(pair=True) != SPECIALS_OF_PAIR:  # BERT's has one [SEP] within a pair
         tokenizer = _set_to_our_rows(tokenizer)
     with hide_bars(), raising_os_errors(folder / WEIGHTS):
-        model.save_pretrained(folder, safe_serialization=True)
+        model.save_pretrained(folder, safe_serialization=True, max_shard_size='1TB')  # one file
     write_tokenizer(tokenizer, folder)
     apply_umask(folder / WEIGHTS)
     if model.config.model_type == 'maelm':

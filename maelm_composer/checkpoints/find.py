@@ -127,10 +127,14 @@ def read_latest(run: str) -> str | None:
 
 
 def list_checkpoints(run: str) -> list[EncoderFolder]:
-    """The checkpoints of a pretraining run, oldest first; a later one than ``latest`` may be incomplete."""
+    """The checkpoints of a pretraining run, oldest first.
+
+    One later than ``latest`` may be incomplete; so is one in a bucket without progress.json, the last file to be sent.
+    """
     newest = read_latest(run) or ''
     if is_s3(run):
-        found = {name.split('/')[0] for name in list_names(run, recursive=True) if name.startswith(CHECKPOINT_PREFIX)}
+        described = [name for name in list_names(run, recursive=True) if name.endswith(f'/{PROGRESS}')]
+        found = {name.split('/')[0] for name in described if name.startswith(CHECKPOINT_PREFIX)}
     else:
         found = {path.name for path in Path(run).glob(f'{CHECKPOINT_PREFIX}*')}
     names = sorted(name for name in found if name <= newest)

@@ -41,8 +41,23 @@ def iterate_documents(sources: list[SourceConfig]) -> Iterator[str]:
                 documents = (text for path in find_files(source) for text in _read_file(path, source.text_column))
             case SourceKind.huggingface:
                 documents = _read_huggingface(source)
-        without_blank_lines = ('\n'.join(filter(None, map(str.strip, text.split('\n')))) for text in documents)
-        yield from itertools.islice(filter(None, without_blank_lines), source.max_documents)
+        cleaned = (_clean_lines(text, source.joins_lines) for text in documents)
+        yield from itertools.islice(filter(None, cleaned), source.max_documents)
+
+
+def _clean_lines(text: str, joins_lines: bool) -> str:
+    """``text`` without blank lines and without blanks around a line."""
+    lines: Iterable[str] = map(str.strip, text.split('\n'))
+    if joins_lines:
+        lines = (' '.join(paragraph) for is_text, paragraph in itertools.groupby(lines, bool) if is_text)
+    return '\n'.join(filter(None, lines))
+
+
+def assert_readable(sources: list[SourceConfig]) -> None:
+    """Raise InputError if the first document of a source cannot be read; the last source is needed hours later."""
+    for source in sources:
+        if source.kind is not SourceKind.documentation:
+            next(iterate_documents([source]), None)
 
 
 def group_documents(
@@ -64,8 +79,9 @@ def group_documents(
 def describe_source(source: SourceConfig) -> dict[str, Any]:
     """The fields of ``source`` that determine its documents, with the files' names and sizes instead of the globs."""
     description = {key: value for key, value in to_plain(source).items() if key not in ('note', 'paths')}
-    if source.revision is None:
-        del description['revision']  # a key that the hashes of older shards do not have
+    for key in ('revision', 'joins_lines'):  # which the hashes of older shards do not have
+        if not description[key]:
+            del description[key]
     if source.kind is SourceKind.files:
         description['files'] = [[Path(path).name, os.path.getsize(path)] for path in find_files(source)]
     return description

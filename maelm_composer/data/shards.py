@@ -21,7 +21,13 @@ from tqdm import tqdm
 from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
-from maelm_composer.data.corpora import describe_source, group_documents, iterate_documents, name_sources
+from maelm_composer.data.corpora import (
+    assert_readable,
+    describe_source,
+    group_documents,
+    iterate_documents,
+    name_sources,
+)
 from maelm_composer.data.manifest import HASH, ID_COUNTS, Manifest, SplitStatistics, find_manifest, save_manifest
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
@@ -69,13 +75,15 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
             lock.enter_context(lock_folder(Path(config.remote), 'conversion'))
         if (complete := _find_own_manifest(config.remote, recipe_hash)) is not None:  # made before the lock was free
             return complete, False
+        assert_readable(config.sources)
         records, counts = _convert(config, tokenizer.to_str(), recipe_hash, num_workers)
         _find_own_manifest(config.remote, recipe_hash)  # where no lock kept another conversion away
         for split in SPLITS:
             if not any(record[split]['rows'] for record in records):
                 raise InputError(
                     f'{name_sources(config.sources)}: too little text for one {split} row of {config.max_seq_len} '
-                    f'tokens: add text, or change validation_fraction {config.validation_fraction}'
+                    f'tokens: add text (a .txt is divided at blank lines), or change validation_fraction '
+                    f'{config.validation_fraction}'
                 )
             shards = [shard for record in records for shard in record[split]['shards']]
             there = set(storage.list_names(storage.join(config.remote, split), recursive=True))

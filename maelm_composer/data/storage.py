@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from filelock import FileLock
 
@@ -42,12 +41,12 @@ def is_s3(url: str) -> bool:
     Raises:
         InputError: ``url`` has another scheme, names no bucket or has one slash after the scheme.
     """
-    scheme, separator, _ = url.partition('://')
+    scheme, separator, rest = url.partition('://')
     if re.match('s3:(?!//)', url):
         raise InputError(f'{url}: an address begins with s3://, with two slashes')
     if separator and scheme != 's3':
         raise InputError(f'{url}: only a local folder or s3://bucket/prefix can be used')
-    if separator and not urlsplit(url).netloc:
+    if separator and not rest.partition('/')[0]:
         raise InputError(f'{url}: names no bucket; write s3://bucket/prefix')
     return bool(separator)
 
@@ -258,4 +257,4 @@ def _s3(url: str) -> Iterator[tuple[Any, str, str]]:
             reason = str(cause)
             lost = (botocore.HTTPClientError, botocore.ConnectionError, RetriesExceededError)
             is_outage = isinstance(cause, (*lost, botocore.IncompleteReadError, botocore.FlexibleChecksumError))
-        raise (OutageError if is_outage else InputError)(f'{url}: {reason}') from None
+        raise (OutageError if is_outage else InputError)(f'{url}: {" ".join(reason.split())}') from None

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from maelm_composer.config import CorpusConfig, TokenizerConfig
 from maelm_composer.data import storage
-from maelm_composer.data.corpora import describe_source, iterate_documents, name_sources
+from maelm_composer.data.corpora import assert_readable, describe_source, iterate_documents, name_sources
 from maelm_composer.data.manifest import (
     MANIFEST,
     TOKENIZER,
@@ -61,9 +61,12 @@ def build_tokenizer(config: CorpusConfig) -> bool:
     if written := files.get(TOKENIZER_RECIPE):
         where = storage.join(folder, TOKENIZER_RECIPE)
         if parse_json(written, where, ['recipe_hash'], f'remove {folder}')['recipe_hash'] != recipe:
-            raise InputError(f'{folder} holds the tokenizer of another recipe: remove it, or set another remote')
+            has_shards = find_manifest(config.remote) is not None
+            old = f'{config.remote}, whose shards need that tokenizer,' if has_shards else folder
+            raise InputError(f'{folder} holds the tokenizer of another recipe: remove {old} or set another remote')
         return False
     storage.assert_can_write(folder)
+    assert_readable(config.sources)
     documents = sample_documents(iterate_documents(config.sources), config.tokenizer.max_training_bytes)
     try:
         tokenizer = train_tokenizer(documents, config.tokenizer)

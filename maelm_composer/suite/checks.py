@@ -5,12 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from maelm_composer.checkpoints.find import read_record
+from maelm_composer.config import TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol, limit_length
 from maelm_composer.records import UnfinishedPretraining, load_folder, parse_finetuning, parse_pretraining
 from maelm_composer.reporting.artefacts import DEMO, Model
 from maelm_composer.suite.steps import Kind, Step, Suite
-from maelm_composer.training.run_record import is_run_of
+from maelm_composer.tasks.catalogue import find_task
+from maelm_composer.tasks.sources import find_task_files, load_task_data
+from maelm_composer.training.run_record import assert_same_run, identify, is_run_of
 
 
 def assert_one_name(suite: Suite, models: Sequence[Model]) -> None:
@@ -47,6 +50,26 @@ def assert_one_protocol(suite: Suite, steps: Sequence[Step]) -> None:
                     f'{record.task} with {name} = {old}, not {new}, which this call does not repeat: give --results '
                     'another folder'
                 )
+
+
+def assert_own_runs(suite: Suite, models: Sequence[Model]) -> None:
+    """Raise InputError if the folder of a run has one with other settings, on whatever data."""
+    for model in dict.fromkeys(models):
+        folder = str(suite.run_folder(model))
+        if (record := read_record(folder)) is not None:
+            identity = identify(suite.load_pretraining(model), record.data_hash)
+            assert_same_run(folder, record, identity, f'give --work another folder, or remove {folder}')
+
+
+def assert_readable_tasks(suite: Suite, steps: Sequence[Step]) -> None:
+    """Raise InputError if files of a task to fine-tune are missing or, of a task of one's own, cannot be read."""
+    config = suite.finetuning
+    for name in dict.fromkeys(name for step in steps for name in step.tasks):
+        task = find_task(name, config.tasks)
+        if task.find_source(config.data.source) is TaskSource.files:
+            find_task_files(task, config.data)
+            if name in config.tasks:
+                load_task_data(task, config.data)
 
 
 def find_divergence(suite: Suite, model: Model) -> UnfinishedPretraining | None:

@@ -14,7 +14,7 @@ from maelm_composer.finetuning.run import load_encoder
 from maelm_composer.records import unpack_numbers
 from maelm_composer.reporting.cells import Term, estimate
 from maelm_composer.sweep.report import print_failures
-from maelm_composer.sweep.run import STOPPED, sweep
+from maelm_composer.sweep.run import STOPPED, pin_checkpoint, sweep
 from maelm_composer.sweep.search import TaskResult, list_tasks
 
 EXPLANATION = """\
@@ -38,6 +38,7 @@ def compare_and_print(first: FinetuningConfig, second: FinetuningConfig) -> int:
             would read rows of different length.
     """
     with telling_of_stop(STOPPED):
+        first, second = map(pin_checkpoint, (first, second))
         _check(first, second)
         with connect_ray():
             results = [sweep(config) for config in (first, second)]

@@ -1,5 +1,6 @@
 """The plan of a suite: its steps, what is recorded of them, and what the rest costs. Runs nothing, imports no torch."""
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from maelm_composer.checkpoints.names import RECORD
-from maelm_composer.config import FinetuningConfig, Precision, SourceKind
+from maelm_composer.config import FinetuningConfig, Precision, SourceKind, TaskSource
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.corpora import find_files
 from maelm_composer.data.manifest import MANIFEST, TOKENIZER, TOKENIZER_RECIPE
@@ -26,6 +27,7 @@ from maelm_composer.suite.cost import Device, count_finetuning_flops, count_rank
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_saved_samples, list_steps, load_suite
 from maelm_composer.sweep.search import count_runs, list_points
 from maelm_composer.tasks.catalogue import Task, find_task
+from maelm_composer.tasks.sources import load_task_data
 from maelm_composer.training.plan import count_samples, count_training_flops, fit_ranks
 from maelm_composer.training.run_record import is_run_of
 
@@ -108,6 +110,12 @@ class Forecast:
         self._left = {(step, part): seconds for step, part, seconds in parts if seconds}
         self._planned: defaultdict[Kind, float] = defaultdict(float)
         self._took: defaultdict[Kind, float] = defaultdict(float)
+        self._is_whole = True
+
+    def drop(self, model: Model | None) -> None:
+        """Note that what is left of ``model`` will not be made."""
+        self._left = {(step, part): left for (step, part), left in self._left.items() if step.model != model}
+        self._is_whole = False
 
     def finish(self, step: Step, took: float) -> float | None:
         """Note that ``step``, or a part of a planned step, took ``took`` seconds.
@@ -126,7 +134,8 @@ class Forecast:
 
     @property
     def is_over(self) -> bool:
-        return not self._left
+        """Whether all has been made."""
+        return self._is_whole and not self._left
 
 
 def print_plan(suite: Suite, items: Sequence[Item], device: Device) -> None:
@@ -288,6 +297,10 @@ class _Planner:
     def _count_recorded(self, config: FinetuningConfig, task: Task, run_name: str, samples: int) -> int:
         """The number of recorded runs of the search, found by task, checkpoint, protocol, point and seed."""
         protocol, points = describe_protocol(replace(config, task=task.name)), list_points(config, task)
+        data_hash = None
+        if task.name in config.tasks and task.find_source(config.data.source) is TaskSource.files:
+            with contextlib.suppress(InputError):  # the rows are not on this machine
+                data_hash = load_task_data(task, config.data).hash
 
         def is_of_search(record: Finetuning) -> bool:
             checkpoint = record.checkpoint
@@ -297,6 +310,7 @@ class _Planner:
                 and record.protocol == protocol
                 and record.point in points
                 and record.seed in config.sweep.seeds
+                and data_hash in (None, record.data_hash)
             )
 
         return len({(record.point, record.seed) for record in filter(is_of_search, self.recorded)})

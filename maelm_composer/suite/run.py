@@ -48,7 +48,14 @@ from maelm_composer.records import (
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import print_tables, report, write_tables
-from maelm_composer.suite.checks import assert_one_name, assert_one_protocol, assert_own_records, find_divergence
+from maelm_composer.suite.checks import (
+    assert_one_name,
+    assert_one_protocol,
+    assert_own_records,
+    assert_own_runs,
+    assert_readable_tasks,
+    find_divergence,
+)
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
@@ -59,7 +66,8 @@ from maelm_composer.training.run_record import is_run_of
 
 CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw at most 60
 STOPPED = 'stopped; the same command resumes'
-Note = Callable[[Step, float], None]  # called with a step and the seconds that it took
+# Called with a step and the seconds that it took; None if it failed, so that its model's other steps are not made.
+Note = Callable[[Step, float | None], None]
 
 
 @contextlib.contextmanager
@@ -78,8 +86,10 @@ def start_suite(
         planned = plan_suite(suite, artefacts, describe_device())
     forecast, start = Forecast(planned), time.monotonic()
 
-    def note(step: Step, took: float) -> None:
-        if (left := forecast.finish(step, took)) is not None:
+    def note(step: Step, took: float | None) -> None:
+        if took is None:
+            forecast.drop(step.model)
+        elif (left := forecast.finish(step, took)) is not None:
             of = '' if step.model is None else f' {step.model.run_name(suite.scale)}'
             show(f'{step.kind.name}{of}: {took:,.0f} s; about {format_duration(left)} left')
 
@@ -120,8 +130,11 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = N
             locks.enter_context(lock_folder(folder, 'benchmark suite'))
         suite = settle_precision(suite)
         steps, diverged = list_steps(suite, artefacts), set[Model | None]()
-        assert_one_name(suite, [step.model for step in steps if step.model is not None])
+        models = [step.model for step in steps if step.model is not None]
+        assert_one_name(suite, models)
+        assert_own_runs(suite, models)
         assert_one_protocol(suite, steps)
+        assert_readable_tasks(suite, steps)
         for step in steps:
             if step.model in diverged:
                 continue
@@ -131,6 +144,8 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = N
             except DivergedError as error:
                 print(f'failed: {error}', file=sys.stderr, flush=True)
                 diverged.add(step.model)
+                if note is not None:
+                    note(step, None)
                 continue
             if note is not None:
                 note(step, time.monotonic() - start)
@@ -250,15 +265,28 @@ def collect_run(folder: Path, records: Path) -> None:
 
 
 def collect_finetunings(found: Sequence[Finetuning], records: Path) -> None:
-    """Write the records of searches; other records of the same checkpoints and tasks are removed."""
+    """Write the records of searches; other records of the same checkpoints and tasks are removed.
+
+    Of a search by the recorded protocol of which no run finishes now, as for want of memory, finished records stay.
+    """
     for record in found:
+        path = records / 'finetuning' / f'{record.key}.json'
+        if record.status == 'failed' and path.exists() and load_record(path, parse_finetuning).status == 'finished':
+            continue
         changes: dict[str, Any] = {'checkpoint': _hide_path(record.checkpoint)}
         if isinstance(record, FailedFinetuning):
             changes['traceback'] = None  # it names places of the machine
         named = record.model_copy(update=changes)
-        _publish(records / 'finetuning' / f'{record.key}.json', named, parse_finetuning)
-    keys, searched = {record.key for record in found}, {_find_place(record) for record in found}
-    _remove(records / 'finetuning', parse_finetuning, lambda old: old.key not in keys and _find_place(old) in searched)
+        _publish(path, named, parse_finetuning)
+    keys, protocols = {record.key for record in found}, {_find_place(record): record.protocol for record in found}
+    finished = {_find_place(record) for record in found if record.status == 'finished'}
+
+    def is_stale(old: Finetuning) -> bool:
+        place = _find_place(old)
+        is_of_search = place not in finished and old.protocol == protocols.get(place)
+        return place in protocols and old.key not in keys and not (is_of_search and old.status == 'finished')
+
+    _remove(records / 'finetuning', parse_finetuning, is_stale)
 
 
 def _find_place(record: Finetuning) -> tuple[str, str | None, int | None]:

@@ -24,7 +24,9 @@ from maelm_composer.training.plan import count_samples
 SETTINGS_FOLDER = Path('yamls/suite')
 LISTS = ('data', 'pretraining', 'finetuning')  # keys of SuiteConfig: recipes, to which --settings adds
 REPLACED = ('pretraining_seeds', 'pretraining_seeds_of', 'pretraining_of')  # keys whose value --settings replaces
-CHOSEN = ('checkpoint', 'save_folder', 'task', 'sweep.tasks', 'measures_rank')  # by the suite, for every sweep
+# Keys that the suite chooses itself, for every sweep and for every pretraining run.
+CHOSEN = ('checkpoint', 'save_folder', 'task', 'sweep.tasks', 'measures_rank')
+CHOSEN_OF_RUNS = ('run_name', 'save_folder')
 # Overlays of the models whose rank is measured in fine-tuning, for every artefact alike, so that they share records.
 MEASURED = {demand.model.overlays for artefact in ARTEFACTS for demand in artefact.demands if demand.finetuned_rank}
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
@@ -108,6 +110,7 @@ class Suite:
         """
         entries = self._list_entries(model)
         if (PretrainingConfig, entries) not in self._loaded:
+            self._refuse([*CHOSEN_OF_RUNS, *(() if model.seed is None else ('seed',))], entries)
             self._assert_no_overlay_is_undone(model)
         config: PretrainingConfig = self._load(PretrainingConfig, *entries)
         if config.training.precision is Precision.auto:
@@ -119,9 +122,7 @@ class Suite:
     def finetuning(self) -> FinetuningConfig:
         """The recipe of fine-tuning, of no checkpoint yet. Raises InputError for a key that the suite chooses."""
         config: FinetuningConfig = self._load(FinetuningConfig, *self.settings.finetuning, 'checkpoint=unknown')
-        pairs = split_arguments(self.settings.finetuning)[1]
-        if ignored := [pair for pair in pairs if pair.partition('=')[0] in CHOSEN]:
-            raise InputError(f'settings of {self.scale}: {ignored[0]}: the suite chooses this itself: leave it out')
+        self._refuse(CHOSEN, self.settings.finetuning)
         return replace(config, precision=self.precision) if config.precision is Precision.auto else config
 
     def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
@@ -145,6 +146,10 @@ class Suite:
         overlays = zip(model.overlays, model.overlay_names, strict=True)
         own = [[path, *self.settings.pretraining_of.get(name, [])] for path, name in overlays]
         return (*self.settings.pretraining, *chain.from_iterable(own))
+
+    def _refuse(self, chosen: Sequence[str], entries: Sequence[str]) -> None:
+        if ignored := [pair for pair in split_arguments(entries)[1] if pair.partition('=')[0] in chosen]:
+            raise InputError(f'settings of {self.scale}: {ignored[0]}: the suite chooses this itself: leave it out')
 
     def _assert_no_overlay_is_undone(self, model: Model) -> None:
         """Refuse a pair for a key that a later overlay sets, too, and one that gives RoBERTa a decoder."""

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import ray
 import torch
 
+from maelm_composer.checkpoints.find import find_encoder
 from maelm_composer.cluster import LostWorkerError, connect_ray, ending_with_ray, get_result
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.console import tell
@@ -80,6 +81,7 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     tasks = list_tasks(config)
     for task in tasks:
         count_runs(config, task)  # raises if a task has no search space
+    config = pin_checkpoint(config)
     with connect_ray(), ending_with_ray():
         num_gpus = config.sweep.gpus_per_run if ray.cluster_resources().get('GPU', 0) else 0
         if config.sweep.gpus_per_run and not num_gpus and ('RAY_ADDRESS' in os.environ or torch.cuda.device_count()):
@@ -97,6 +99,12 @@ def sweep(config: FinetuningConfig) -> SweepResult:
             tell(choice.notice)
             config = dataclasses.replace(config, precision=choice.precision)
             return _Sweep(config, tasks, facts, num_gpus, place).run()
+
+
+def pin_checkpoint(config: FinetuningConfig) -> FinetuningConfig:
+    """``config`` with the checkpoint to which its run folder or link leads now; a run that trains on moves the link."""
+    found = find_encoder(config.checkpoint)
+    return config if found is None else dataclasses.replace(config, checkpoint=found.uri)
 
 
 def sweep_and_print(config: FinetuningConfig) -> int:

@@ -67,7 +67,7 @@ def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
     if (source is TaskSource.demo) != task.is_demo:
         kind = 'is made by data.source=demo only' if task.is_demo else 'is not in data.source=demo'
         raise InputError(f'task {task.name} {kind}')
-    files = _find_files(task, config) if source is TaskSource.files else []
+    files = find_task_files(task, config) if source is TaskSource.files else []
     stamps = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
     return _load(task, source, stamps, config.limit(task.name), config.max_dev_examples)
 
@@ -124,7 +124,7 @@ def count_rows(task: Task, config: TaskDataConfig) -> tuple[int, int]:
         InputError: a missing folder or file, or a file that is not Parquet.
     """
     try:
-        train, *dev = (pyarrow.parquet.read_metadata(path).num_rows for path in _find_files(task, config))
+        train, *dev = (pyarrow.parquet.read_metadata(path).num_rows for path in find_task_files(task, config))
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f'task {task.name}: {first_line(error)}') from None
     return train, sum(dev)
@@ -134,7 +134,7 @@ def _serialize(row: TextExample | SpanExample) -> bytes:
     return json.dumps(tuple(vars(row).values()), ensure_ascii=False).encode(errors='surrogatepass')
 
 
-def _find_files(task: Task, config: TaskDataConfig) -> list[Path]:
+def find_task_files(task: Task, config: TaskDataConfig) -> list[Path]:
     """The existing files of the training rows and of each evaluation split."""
     splits, note = (TRAIN, *task.eval_splits), ''
     if task.is_own:

@@ -52,10 +52,11 @@ def find_class_names(table: pyarrow.Table, column: str) -> list[str] | None:
 def _read_csv(path: Path, number_column: str | None) -> pyarrow.Table:
     """All columns but ``number_column`` are text: a type inferred from the first rows may not fit later ones."""
     parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
-    with pyarrow.csv.open_csv(path, parse_options=parse) as reader:
+    whole = pyarrow.csv.ReadOptions(block_size=min(max(path.stat().st_size, 1 << 20), 2**31 - 1))  # rows of any length
+    with pyarrow.csv.open_csv(path, whole, parse) as reader:
         types = {name: pyarrow.string() for name in reader.schema.names if name != number_column}
     convert = pyarrow.csv.ConvertOptions(column_types=types)
-    return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
+    return pyarrow.csv.read_csv(path, whole, parse, convert)
 
 
 def _read_jsonl(task: Task, path: Path, wanted: list[str]) -> pyarrow.Table:

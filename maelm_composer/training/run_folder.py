@@ -112,7 +112,8 @@ class RunFolder:
             path.unlink(missing_ok=True)
         if self.is_remote:
             url = join(self.uri, name)
-            for target in [url, *(join(url, file) for file in list_names(url, recursive=True))]:
+            files = sorted(list_names(url, recursive=True), key=PROGRESS.__ne__)  # first: see list_checkpoints
+            for target in [url, *(join(url, file) for file in files)]:
                 delete(target)
 
     def write_record(self, record: Pretraining) -> None:
@@ -169,7 +170,7 @@ class RunFolder:
                     if not folder.is_dir():
                         raise InputError(f'{folder} has vanished: something else deletes the files of this run')
                     url = join(self.uri, folder.name)
-                    for file in files:
+                    for file in sorted(files, key=PROGRESS.__eq__):  # last: without it a checkpoint is not listed
                         upload(folder / file, join(url, file))
                     if lost := {*files} - {*list_names(url, recursive=True)}:
                         raise OutageError(f'{join(url, min(lost))}: was accepted, but is not there')

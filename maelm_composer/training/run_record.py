@@ -31,7 +31,12 @@ def is_run_of(record: Pretraining, config: PretrainingConfig) -> bool:
     return record.identity == identify(config, record.data_hash)
 
 
-def assert_same_run(folder: str, record: Pretraining | None, identity: dict[str, Any]) -> None:
+def assert_same_run(
+    folder: str,
+    record: Pretraining | None,
+    identity: dict[str, Any],
+    remedy: str = 'choose another run_name or save_folder',
+) -> None:
     """Raise InputError if the ``record`` in ``folder`` is of another recipe or other data.
 
     A finished run is also the run that extends it (``training.extends``). If the record was lost, the folder's recipe
@@ -52,9 +57,7 @@ def assert_same_run(folder: str, record: Pretraining | None, identity: dict[str,
             hint = f'to extend it once it is finished, set {EXTENDS}={[*found[EXTENDS], old]}; else ' * longer
             if key == EXTENDS and new == [*found[EXTENDS], found[MAX_SAMPLES]]:
                 hint = f'finish it first, with {MAX_SAMPLES}={found[MAX_SAMPLES]} and {EXTENDS}={old}; else '
-            raise InputError(
-                f'{folder} holds a run with {key} = {old}, not {new}: {hint}choose another run_name or save_folder'
-            )
+            raise InputError(f'{folder} holds a run with {key} = {old}, not {new}: {hint}{remedy}')
 
 
 def assert_same_validation(folder: str, record: Pretraining | None, eval_rows: int) -> None:

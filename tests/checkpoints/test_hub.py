@@ -172,7 +172,7 @@ def test_a_refused_or_unreachable_server_leaves_the_export(hub, push, tmp_path, 
     assert code == 2
     for part in (
         '401',
-        f'`hf upload {REPO} {tmp_path}/refused . --revision main`',
+        f'`hf upload {REPO} {tmp_path}/refused . --revision main --private`',
         f'not pushed to {REPO} at {hub.url}',
     ):
         assert part in line

@@ -139,6 +139,8 @@ def test_an_object_store(run, s3):
         assert len(pretrained.tokenizer) == V
     with pytest.raises(InputError, match='neither a run nor a checkpoint'):
         load_pretrained('s3://corpus/runs/other')
+    write_file('s3://corpus/runs/tiny/samples-000000000032/metrics.csv', b'')  # killed while it was sent
+    assert [Path(found.uri).name for found in list_checkpoints('s3://corpus/runs/tiny')] == [CHECKPOINT]
 
 
 def test_a_fine_tuned_model_gives_its_encoder(run, tmp_path):

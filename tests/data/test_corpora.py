@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from maelm_composer.config import SourceConfig, SourceKind
-from maelm_composer.data.corpora import describe_source, find_files, group_documents, iterate_documents
+from maelm_composer.data.corpora import assert_readable, describe_source, find_files, group_documents, iterate_documents
 from maelm_composer.errors import InputError
 
 
@@ -89,6 +89,25 @@ def test_a_revision_describes_a_source_and_none_leaves_the_hashes_of_older_shard
     assert 'revision' not in describe_source(source)
     source.revision = 'a1b2c3'
     assert describe_source(source)['revision'] == 'a1b2c3'
+
+
+def test_wrapped_lines_are_joined_up_to_a_blank_one(tmp_path):
+    text = 'It was the\r\nbest of times,\r\n\r\n  it was\nthe worst\n'
+    (tmp_path / 'book.jsonl').write_text(json.dumps({'text': text}))
+    assert read(tmp_path, '*', joins_lines=True) == ['It was the best of times,\nit was the worst']
+    assert read(tmp_path, '*') == ['It was the\nbest of times,\nit was\nthe worst']
+    source = SourceConfig(kind=SourceKind.files, paths=[str(tmp_path / '*')])
+    assert 'joins_lines' not in describe_source(source)
+    source.joins_lines = True
+    assert describe_source(source)['joins_lines'] is True
+
+
+def test_a_later_source_that_cannot_be_read_is_named_first(tmp_path):
+    (tmp_path / 'good.txt').write_text('text')
+    good = SourceConfig(kind=SourceKind.files, paths=[str(tmp_path / '*')])
+    assert_readable([good])
+    with pytest.raises(InputError, match=r'^dataset .*none: cannot be read'):
+        assert_readable([good, SourceConfig(kind=SourceKind.huggingface, dataset=str(tmp_path / 'none'))])
 
 
 def test_the_revision_reaches_the_hub(monkeypatch):

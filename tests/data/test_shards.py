@@ -266,6 +266,7 @@ def test_shards_are_made_in_s3_as_in_a_folder(shards, s3):
         ('s3://corpus/x', {'S3_ENDPOINT_URL': 'nonsense'}, 's3://corpus/x.*nonsense'),
         ('gs://corpus/x', {}, 'gs://corpus/x.*only a local folder or s3://'),
         ('s3:///x', {}, 'names no bucket'),
+        ('s3://[corpus]/x', {}, r's3://\[corpus\]/x'),
         ('s3:/corpus/x', {}, 's3:/corpus/x.*begins with s3://, with two slashes'),
     ],
 )

@@ -52,6 +52,17 @@ def test_records_of_another_protocol_go_and_all_others_stay(records):
     assert names(records / 'finetuning') == ['cola.json', 'early.json', 'new.json', 'other.json']
 
 
+def test_a_search_that_fails_now_leaves_what_had_finished(records):
+    write_record(records / 'finetuning/second.json', finetuning('second'))
+    for key in ('old', 'new'):
+        failed = make_finetuning('rte', 'demo', 9600, key=key, status='failed', error='no memory left')
+        collect_finetunings([parse_finetuning(json.dumps(failed), 'x.json')], records)
+    assert names(records / 'finetuning') == [
+        f'{key}.json' for key in ('cola', 'early', 'new', 'old', 'other', 'second')
+    ]
+    assert parse_finetuning((records / 'finetuning/old.json').read_text(), 'old.json').status == 'finished'
+
+
 def test_a_published_failure_names_no_place_of_a_machine(records):
     trace = 'File "/home/me/maelm_composer/finetuning/fit.py", line 88'
     failed = make_finetuning('rte', 'demo', 9600, key='new', status='failed', error='loss is nan', traceback=trace)

@@ -88,6 +88,10 @@ def test_the_time_left_is_estimated_again_from_the_steps_so_far(demo):
     for item in items:
         forecast.finish(item.step, 1.0)
     assert forecast.is_over
+    forecast = Forecast(items)
+    forecast.drop(first.step.model)
+    assert forecast.finish(first.step, 1.0) is None
+    assert not forecast.is_over  # not all is made
 
 
 def make_matching(suite):
@@ -211,6 +215,7 @@ def test_an_own_task_costs_what_its_rows_do(own, tmp_path):
     (point,) = list_points(config, find_task('reviews', config.tasks))
     settings = {'point': dataclasses.asdict(point), 'protocol': describe_protocol(limit_length(config, 64))}
     write_record(own.finetuning_folder / 'one.json', make_finetuning('reviews', 'demo', 768, **settings))
+    assert {item.done for item in plan_suite(own, [OWN], SLOW) if 'reviews' in item.name} == {0}  # of other rows
     (tmp_path / 'dev.csv').unlink()
     items = {item.name: item for item in plan_suite(own, [OWN], SLOW)}
     item = items['fine-tuning demo at 768, reviews']

@@ -26,12 +26,13 @@ from maelm_composer.files import write_json
 from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.precision import Speeds
 from maelm_composer.records import CONTENT_HASH
-from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, find_artefact
+from maelm_composer.reporting.artefacts import MAE_LM, OWN, ROBERTA, find_artefact
 from maelm_composer.suite import run
 from maelm_composer.suite.checks import assert_one_protocol
 from maelm_composer.suite.cost import Device
 from maelm_composer.suite.plan import plan_suite
 from maelm_composer.suite.steps import Kind, Step, Suite, list_steps, load_suite
+from maelm_composer.training.run_record import identify
 from tests.records import make_finetuning, make_pretraining, make_rank, make_running
 from tests.reporting.conftest import Archive
 
@@ -252,6 +253,20 @@ def test_records_of_another_protocol_that_stay_are_refused_before_anything_is_tr
     mine = make_finetuning('demo_pair', 'demo-roberta', step.samples, protocol=record['protocol'])
     write_json(demo.records / 'finetuning/demo_pair.json', mine)
     assert_one_protocol(demo, steps)  # is replaced
+
+
+def test_a_run_with_other_settings_is_refused_before_anything_is_made(demo):
+    identity = identify(demo.load_pretraining(ROBERTA), 'content') | {'optimizer.adam_beta1': 0.5}
+    write_json(demo.run_folder(ROBERTA) / 'record.json', make_pretraining('demo-roberta', identity=identity))
+    with pytest.raises(InputError, match=r'adam_beta1 = 0.5, not 0.9: give --work .* or remove .*roberta$'):
+        run.run_suite(demo, [find_artefact('figure1')])
+
+
+def test_a_task_that_cannot_be_read_is_refused_before_anything_is_made(own, tmp_path):
+    (tmp_path / 'dev.csv').write_text('text,label\nx,neither\n')
+    with pytest.raises(InputError, match='neither'):
+        run.run_suite(own, [OWN])
+    assert not (own.work / 'runs').exists()
 
 
 def test_a_suite_goes_on_without_a_run_that_diverges(tmp_path, capfd):

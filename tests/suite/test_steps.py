@@ -316,6 +316,21 @@ def test_a_pair_that_the_suite_would_ignore_is_refused(tmp_path, pair, message):
         list_steps(suite, choose_artefacts(suite, 'table1'))
 
 
+@pytest.mark.parametrize(
+    'settings, pair',
+    [
+        ('pretraining: [run_name=mine]', 'run_name=mine'),
+        ('pretraining_of: {roberta: [save_folder=mine]}', 'save_folder=mine'),
+        ('{pretraining: [seed=3], pretraining_seeds: [18]}', 'seed=3'),
+    ],
+)
+def test_a_pair_of_pretraining_that_the_suite_would_ignore_is_refused(tmp_path, settings, pair):
+    (tmp_path / 'added.yaml').write_text(settings)
+    suite = load_suite('demo', added=tmp_path / 'added.yaml')
+    with pytest.raises(InputError, match=f'^settings of demo: {pair}: the suite chooses this itself'):
+        list_steps(suite, choose_artefacts(suite, 'table1'))
+
+
 def test_a_suite_can_be_run_anywhere(demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     elsewhere = dataclasses.replace(load_suite('demo', demo.work, demo.results), precision=demo.precision)

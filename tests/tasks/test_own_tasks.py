@@ -93,7 +93,7 @@ def test_names_and_numbers_of_classes_are_the_same_labels():
 
 
 def test_ids_stay_as_they_are_written():
-    spelled = ['0001', '0x1F', '56e10514']
+    spelled = ['0001', '0x1F', '56e10514', 'x' * 2_000_000]  # and however long
     task = find_task('reviews', {'reviews': declare()})
     Path('rows.csv').write_text('idx,review\n' + ''.join(f'{name},{name}\n' for name in spelled))
     dates = ['2021-05-03', '2021-05-04']
