@@ -27,15 +27,18 @@ ARTEFACT_FILES = {f'test_{artefact.name}.py' for artefact in (*ARTEFACTS, OWN, L
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--record', action='store_true', help='write measured speeds to throughput/ in the results')
     parser.addoption('--scale', default='demo', help='a file of yamls/suite without its suffix, as ladder or base')
-    parser.addoption('--settings', help="file with keys of yamls/suite/, over the scale's (docs/benchmark.md)")
-    parser.addoption('--work', help='folder of runs and checkpoints; default: runs/suite/SCALE')
+    home = os.path.expanduser  # a shell leaves the ~ of --work=~/runs
+    parser.addoption(
+        '--settings', type=home, help="file with keys of yamls/suite/, over the scale's (docs/benchmark.md)"
+    )
+    parser.addoption('--work', type=home, help='folder of runs and checkpoints; default: runs/suite/SCALE')
     parser.addoption('--faults', type=int, default=20, help='number of faults of test_faults.py')
     parser.addoption('--seed', type=int, default=1, help='of the faults')
     parser.addoption('--steps', type=int, default=20_000, help='of test_long_run.py')
     parser.addoption('--jobs', default='', help='jobs that faults are inflicted on; default: all')
     parser.addoption('--kind', action='append', default=[], help='kind of fault, as in docs/faults.md; default: all')
     parser.addoption('--without', action='append', default=[], help='kind of fault that is left out')
-    parser.addoption('--results', default=str(RESULTS), help='folder of records, tables and figures')
+    parser.addoption('--results', type=home, default=str(RESULTS), help='folder of records, tables and figures')
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,15 +54,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     named = {(config.invocation_params.dir / argument.split('::')[0]).resolve() for argument in config.args}
     with _in_checkout():
-        made = {f'test_{found.name}.py' for found in load_suite(*_read_options(config)).artefacts}
+        suite = load_suite(*_read_options(config))
+        made = {f'test_{found.name}.py' for found in suite.artefacts}
+        asked = [path for path in named if path.name in ARTEFACT_FILES]
+        if asked and not any(path.name in made for path in asked):
+            choose_artefacts(suite, asked[0].stem.removeprefix('test_'))  # says which there are
     left_out = []
     for item in items:
         if Path(__file__).parent not in item.path.parents:
             continue
         if item.path.name in ARTEFACT_FILES:
-            if item.path.name not in made and item.path.resolve() in named:
-                name, scale = item.path.stem.removeprefix('test_'), config.getoption('--scale')
-                raise pytest.UsageError(f'scale {scale} has no artefact {name}: choose another --scale')
             left_out += [item] if item.path.name not in made else []
         else:
             is_speed = item.path.name not in ('test_faults.py', 'test_long_run.py', 'test_intervals.py')
@@ -153,8 +157,7 @@ def find_value(rows: list[dict[str, str]], row: str, column: str) -> str:
 
 
 def _read_options(config: pytest.Config) -> tuple[str, str | None, str, str | None]:
-    found = map(config.getoption, ('--scale', '--work', '--results', '--settings'))
-    return tuple(value and os.path.expanduser(value) for value in found)  # a shell leaves the ~ of --work=~/runs
+    return tuple(config.getoption(name) for name in ('--scale', '--work', '--results', '--settings'))
 
 
 @contextlib.contextmanager

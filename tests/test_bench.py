@@ -33,7 +33,8 @@ def test_the_tests_of_other_folders_stay_selected():
 
 def test_an_artefact_that_the_scale_lacks_is_named():
     done = call_pytest('bench/test_ladder.py')
-    assert (done.returncode, done.stderr) == (4, 'ERROR: scale demo has no artefact ladder: choose another --scale\n\n')
+    assert done.returncode == 4
+    assert done.stderr.startswith("ERROR: scale demo has no artefact 'ladder': there are table1, ")
 
 
 def test_the_gpu_script_names_the_files_of_all_tests_marked_gpu():

@@ -78,10 +78,11 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
     if not checkpoint:  # of an unset variable of the shell
         raise InputError('the checkpoint is an empty name: name a run folder or a checkpoint')
     uri = checkpoint.rstrip('/') or '/'
-    is_remote = is_s3(uri)
+    is_remote, seen = is_s3(uri), set[str]()
     if not is_remote and os.path.basename(uri) in ('.', '..'):
         uri = os.path.abspath(uri)  # the parent of a checkpoint is its run
-    if not is_remote and Path(uri).is_symlink():
+    while not is_remote and Path(uri).is_symlink() and seen.isdisjoint([uri]):  # a link may lead to `latest`
+        seen.add(uri)
         uri = os.path.join(os.path.dirname(uri) or '.', os.readlink(uri))
     names = list_names(uri)
     if FINETUNED in names:
@@ -129,16 +130,28 @@ def read_latest(run: str) -> str | None:
 def list_checkpoints(run: str) -> list[EncoderFolder]:
     """The checkpoints of a pretraining run, oldest first.
 
-    One later than ``latest`` may be incomplete; so is one in a bucket without progress.json, the last file to be sent.
+    Left out are those later than ``latest``, which may be incomplete, and in a bucket those without progress.json, the
+    last file to be sent.
     """
+    return [EncoderFolder(join(run, name), run) for name, is_whole in _find_checkpoints(run).items() if is_whole]
+
+
+def list_outdated(run: str, keep: int) -> list[str]:
+    """The names of the checkpoints before the newest ``keep`` ones, and of what is left of one before them."""
+    found = _find_checkpoints(run)
+    kept = [name for name, is_whole in found.items() if is_whole][-keep:]
+    return [name for name in found if kept and name < kept[0]]
+
+
+def _find_checkpoints(run: str) -> dict[str, bool]:
+    """The names of the checkpoints up to ``latest``, sorted, and whether they are whole."""
     newest = read_latest(run) or ''
     if is_s3(run):
-        described = [name for name in list_names(run, recursive=True) if name.endswith(f'/{PROGRESS}')]
-        found = {name.split('/')[0] for name in described if name.startswith(CHECKPOINT_PREFIX)}
+        files = {name for name in list_names(run, recursive=True) if name.startswith(CHECKPOINT_PREFIX)}
+        found = {name: f'{name}/{PROGRESS}' in files for name in {file.split('/')[0] for file in files}}
     else:
-        found = {path.name for path in Path(run).glob(f'{CHECKPOINT_PREFIX}*')}
-    names = sorted(name for name in found if name <= newest)
-    return [EncoderFolder(join(run, name), run) for name in names]
+        found = {path.name: True for path in Path(run).glob(f'{CHECKPOINT_PREFIX}*')}
+    return {name: found[name] for name in sorted(found) if name <= newest}
 
 
 def read_record(run: str) -> Pretraining | None:

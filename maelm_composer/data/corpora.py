@@ -54,7 +54,7 @@ def _clean_lines(text: str, joins_lines: bool) -> str:
 
 
 def assert_readable(sources: list[SourceConfig]) -> None:
-    """Raise InputError if the first document of a source cannot be read; the last source is needed hours later."""
+    """Raise InputError if the first document of a source cannot be read, which would show hours later."""
     for source in sources:
         if source.kind is not SourceKind.documentation:
             next(iterate_documents([source]), None)

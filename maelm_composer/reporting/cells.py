@@ -200,7 +200,7 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
 
 def _describe_training(run: PretrainingRecord) -> dict[str, Any]:
     """The settings that compared runs of one seed share."""
-    varied = VARIED | {'model.relative_position_buckets'}  # of a row of Table 2
+    varied = VARIED | {'model.relative_position_buckets'}  # Table 2's; recipes.py names it as a difference
     of_recipe = {k: v for k, v in run.identity.items() if not k.startswith('model.decoder') and k not in varied}
     shared = ('data_hash', 'tokenizer_hash', 'samples', 'batches', 'eval_rows')
     return of_recipe | {name: getattr(run, name) for name in shared}

@@ -130,7 +130,7 @@ class Evidence:
         return tried  # type: ignore[no-any-return]
 
     def _note_search(self, found: Searches) -> list[str]:
-        """In words: fine-tuning seeds of ``found`` that failed, seeds and points that another of its searches has."""
+        """Remarks on seeds of ``found`` that failed, and on seeds and points that only another search of a task has."""
         notes = []
         for run, records in found:
             first, searches = records[0], self._tried[records[0].task]

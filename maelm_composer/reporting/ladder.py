@@ -126,7 +126,7 @@ def _compare_at_equal_flops(builder: RowBuilder, label: str, cells: Cells, rung:
             same_rows = combine([(1.0, cells[name][label][rung]), (weight - 1, baselines[rung])])
             gap = combine([(1.0, same_rows), (-weight, baselines[above])], are_rungs=True)
         row = builder.value(f'{label} − {ROBERTA.label} {AT_EQUAL_FLOPS}', name, unit, gap)
-        if rates := _name_rates(gap.runs):
+        if row.value is not None and (rates := _name_rates(gap.runs)):
             row = replace(row, verdict=f'{row.verdict}; interpolated {rates}')
         rows.append(row.at(rung.flops, 'FLOPs'))
     return rows

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from maelm_composer.checkpoints.find import read_record
-from maelm_composer.config import TaskSource
+from maelm_composer.config import Precision, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol, limit_length
 from maelm_composer.records import UnfinishedPretraining, load_folder, parse_finetuning, parse_pretraining
@@ -57,7 +57,10 @@ def assert_own_runs(suite: Suite, models: Sequence[Model]) -> None:
     for model in dict.fromkeys(models):
         folder = str(suite.run_folder(model))
         if (record := read_record(folder)) is not None:
-            identity = identify(suite.load_pretraining(model), record.data_hash)
+            config = suite.load_pretraining(model)
+            if config.training.precision is Precision.auto:  # which the run resolves
+                config = replace(config, training=replace(config.training, precision=record.training_precision))
+            identity = identify(config, record.data_hash)
             assert_same_run(folder, record, identity, f'give --work another folder, or remove {folder}')
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from maelm_composer.data.shards import build_shards
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError, telling_of_stop
-from maelm_composer.files import lock_folder, write_text
+from maelm_composer.files import hash_json, lock_folder, write_text
 from maelm_composer.precision import choose_in
 from maelm_composer.records import (
     AnyRecord,
@@ -267,7 +267,7 @@ def collect_run(folder: Path, records: Path) -> None:
 def collect_finetunings(found: Sequence[Finetuning], records: Path) -> None:
     """Write the records of searches; other records of the same checkpoints and tasks are removed.
 
-    Of a search by the recorded protocol of which no run finishes now, as for want of memory, finished records stay.
+    If every run of a search fails now, as for want of memory, finished records of the same search stay.
     """
     for record in found:
         path = records / 'finetuning' / f'{record.key}.json'
@@ -278,13 +278,13 @@ def collect_finetunings(found: Sequence[Finetuning], records: Path) -> None:
             changes['traceback'] = None  # it names places of the machine
         named = record.model_copy(update=changes)
         _publish(path, named, parse_finetuning)
-    keys, protocols = {record.key for record in found}, {_find_place(record): record.protocol for record in found}
+    keys, places = {record.key for record in found}, {_find_place(record) for record in found}
     finished = {_find_place(record) for record in found if record.status == 'finished'}
+    failed = {_name_search(record) for record in found if _find_place(record) not in finished}
 
     def is_stale(old: Finetuning) -> bool:
-        place = _find_place(old)
-        is_of_search = place not in finished and old.protocol == protocols.get(place)
-        return place in protocols and old.key not in keys and not (is_of_search and old.status == 'finished')
+        survives = old.status == 'finished' and _name_search(old) in failed
+        return _find_place(old) in places and old.key not in keys and not survives
 
     _remove(records / 'finetuning', parse_finetuning, is_stale)
 
@@ -292,6 +292,11 @@ def collect_finetunings(found: Sequence[Finetuning], records: Path) -> None:
 def _find_place(record: Finetuning) -> tuple[str, str | None, int | None]:
     """Task and checkpoint of a search."""
     return record.task, record.checkpoint.run_name, record.checkpoint.samples
+
+
+def _name_search(record: Finetuning) -> str:
+    """A search's point on one set of weights and rows; its seeds have one name."""
+    return hash_json([record.task, record.checkpoint.hash, record.data_hash, record.protocol, asdict(record.point)])
 
 
 def collect_rank(record: RankRecord, records: Path) -> None:

@@ -1,6 +1,7 @@
 """Reads the rows of a task from a .parquet, .csv or .jsonl file. Texts, ids and class names stay as written."""
 
 import contextlib
+import csv
 import json
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def read_table(task: Task, path: Path, is_labelled: bool = True) -> pyarrow.Tabl
         names = table.column_names
     except FileNotFoundError:
         raise InputError(f'{path} does not exist') from None
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         raise InputError(f'{path}: not a readable {path.suffix} file ({error})') from None
     if twice := [name for name in names if names.count(name) > 1 and name in columns]:
         raise InputError(f'{path}: two columns are called {twice[0]!r}: rename one')
@@ -53,8 +54,9 @@ def _read_csv(path: Path, number_column: str | None) -> pyarrow.Table:
     """All columns but ``number_column`` are text: a type inferred from the first rows may not fit later ones."""
     parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
     whole = pyarrow.csv.ReadOptions(block_size=min(max(path.stat().st_size, 1 << 20), 2**31 - 1))  # rows of any length
-    with pyarrow.csv.open_csv(path, whole, parse) as reader:
-        types = {name: pyarrow.string() for name in reader.schema.names if name != number_column}
+    with path.open(encoding='utf-8-sig', newline='') as file:
+        names = next(csv.reader(file), [])
+    types = {name: pyarrow.string() for name in names if name != number_column}
     convert = pyarrow.csv.ConvertOptions(column_types=types)
     return pyarrow.csv.read_csv(path, whole, parse, convert)
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from maelm_composer.checkpoints.find import list_checkpoints, read_latest
+from maelm_composer.checkpoints.find import list_outdated, read_latest
 from maelm_composer.checkpoints.names import METRICS, PROGRESS, SHARDED_STATE, STATE, WEIGHTS, name_checkpoint
 from maelm_composer.config import TrainingConfig
 from maelm_composer.data.storage import Outage, OutageError
@@ -142,8 +142,8 @@ class CheckpointSaver(Callback):
     def _remove_outdated(self) -> None:
         if dist.get_global_rank() == 0 and self.keep > 0:
             try:
-                for outdated in list_checkpoints(self.folder.uri)[: -self.keep]:
-                    self.folder.remove(Path(outdated.uri).name)
+                for outdated in list_outdated(self.folder.uri, self.keep):
+                    self.folder.remove(outdated)
             except (OSError, InputError) as error:  # as on NFS while another process reads one, or in an outage
                 self.say(f'outdated checkpoints are to be removed at the next one: {explain(error)}')
 

@@ -192,7 +192,7 @@ class RankWatch:
             yield
             dist.barrier()  # no rank ends while another one still looks
         except SystemExit as stop:
-            if not isinstance(stop, Stopped):  # a signal before or after the training, of which no other node knows
+            if not isinstance(stop, Stopped):  # on which all ranks have agreed
                 self._board.tell('a signal stopped it')
             raise
         except Exception as error:

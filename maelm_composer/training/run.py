@@ -165,8 +165,9 @@ class _Run:
         state = self.start.state
         with contextlib.nullcontext() if state is None else load_data_only(state):
             trainer = self._build_trainer(device)
-        # Composer allows TF32 when it shards a model, but training.precision=fp32 promises fp32.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        if torch.cuda.is_available():
+            # Composer allows TF32 when it shards a model, but training.precision=fp32 promises fp32.
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         if state is not None:
             self.folder.forget(state.parent)
             restore_learning_rate(trainer.state.optimizers[0], trainer.state.schedulers[0])

@@ -112,7 +112,7 @@ class RunFolder:
             path.unlink(missing_ok=True)
         if self.is_remote:
             url = join(self.uri, name)
-            files = sorted(list_names(url, recursive=True), key=PROGRESS.__ne__)  # first: see list_checkpoints
+            files = sorted(list_names(url, recursive=True), key=PROGRESS.__ne__)  # first: so it is no whole one
             for target in [url, *(join(url, file) for file in files)]:
                 delete(target)
 

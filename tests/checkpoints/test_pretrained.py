@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from maelm_composer.checkpoints.find import list_checkpoints
+from maelm_composer.checkpoints.find import find_encoder, list_checkpoints, list_outdated
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import Implementation
 from maelm_composer.data.storage import upload, write_file
@@ -141,6 +141,13 @@ def test_an_object_store(run, s3):
         load_pretrained('s3://corpus/runs/other')
     write_file('s3://corpus/runs/tiny/samples-000000000032/metrics.csv', b'')  # killed while it was sent
     assert [Path(found.uri).name for found in list_checkpoints('s3://corpus/runs/tiny')] == [CHECKPOINT]
+    assert list_outdated('s3://corpus/runs/tiny', keep=1) == ['samples-000000000032']
+
+
+def test_a_link_to_a_link_stands_for_the_checkpoint(run, tmp_path):
+    (tmp_path / 'best').symlink_to(run / 'latest')
+    found = find_encoder(str(tmp_path / 'best'))
+    assert (Path(found.uri).name, Path(found.run)) == (CHECKPOINT, run)
 
 
 def test_a_fine_tuned_model_gives_its_encoder(run, tmp_path):

@@ -48,6 +48,14 @@ def test_a_bad_request_that_says_that_the_store_is_busy_is_an_outage(code, is_ou
     assert isinstance(caught.value, OutageError) == is_outage
 
 
+def test_the_wait_has_an_end(tmp_path):
+    def call() -> None:
+        raise OutageError('away')
+
+    with pytest.raises(OutageError, match=r'^away$'):
+        wait_out(call, 's3://bucket/x', 0.0, tmp_path / '.outage')
+
+
 def test_a_shard_that_was_damaged_on_its_way_is_asked_for_again(tmp_path, monkeypatch):
     remote, asked = str(write_rows(tmp_path / 'shards')), Counter()
 
