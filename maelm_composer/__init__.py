@@ -6,19 +6,19 @@ earlier one.
 Shape legend, used by every docstring and trailing comment:
 
     B     batch (rows)
-    N     original length of a row (max_seq_len)
+    N     length of a row, max_seq_len (paper: n)
     S     length that the encoder sees: N minus the [MASK]s kept from it
     T     positions of the sequence at hand: S in the encoder, N in the decoder
     Q, K  queries, keys
     M     positions to predict in a row
     D     hidden size (D_dec: of the decoder)
-    H     attention heads
+    H     attention heads (paper: N); not the paper's H
     Dh    size of a head, D / H
     L     layers
     V     vocabulary
 
-A position is an index in the N tokens of a row. A slot is an index in the S tokens that the encoder sees, or in the M
-that are predicted; ``visible_index`` and ``predicted_index`` hold the position of each slot, N if it is unused.
+A position is an index in the N tokens of a row (``position_ids``: of a block). A slot is one in the S tokens that the
+encoder sees, or the M predicted; ``visible_index``, ``predicted_index`` hold each slot's position, N if unused.
 
 Source of the method: (Meng et al., arXiv:2302.02060, preprint). ``docs/deviations.md`` lists every choice
 that the paper leaves open, or that is taken otherwise than its authors' released code.

@@ -14,7 +14,7 @@ EQUAL = 1e-9  # values that differ by less, absolutely or relatively, are equal 
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean with its interval; all fields but ``mean`` are None for a single, equal or infinite values."""
+    """A mean with its interval; all fields but ``mean`` are None for one value, equal or infinite ones."""
 
     mean: float
     low: float | None  # 95 % interval of the mean

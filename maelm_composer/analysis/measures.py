@@ -1,4 +1,4 @@
-"""Measures of hidden states: effective rank, the subspaces of [MASK] and real tokens, the distance to rank one.
+"""Effective rank, subspaces of [MASK] and real tokens, distance to rank one. Energy: Σ σ_i² (paper: variance).
 
 Ranks and subspaces come from a Gram matrix: one pass over any number of rows, in the memory of one D x D matrix.
 
@@ -66,13 +66,13 @@ class Gram:
         return vectors.flip(1)[:, : _count_leading(values, threshold)]
 
     def measure_effective_rank(self, threshold: float = THRESHOLD, centered: bool = False) -> int:
-        """rank_τ of the rows. PAPER-SILENT: uncentred by default, as in the formula."""
+        """rank_τ of the rows, uncentred by default, as in the formula of Sec. 2.2."""
         return _count_leading(torch.linalg.eigvalsh(self.get_moment(centered)), threshold)
 
     def measure_outside_share(self, directions: Tensor, centered: bool = False) -> float:
         """Share of the energy outside the span of (D, r) orthonormal ``directions`` V: 1 - tr(VᵀGV) / tr(G), 0 to 1.
 
-        The share is 0 for rows within the span, as [MASK]s within the real tokens' whole row space (Theorem 2.2).
+        The share is 0 for rows within the span. Theorem 2.2 is about whole row spaces, not leading directions.
         """
         moment = self.get_moment(centered)
         inside = ((moment @ directions) * directions).sum() / moment.trace()
@@ -101,8 +101,8 @@ class RankOneResidual:
     """Mean over sequences of ‖R‖_{1,∞} / ‖H_R‖_{1,∞} with R = H_R - 1hᵀ (App. A of the paper).
 
     ‖·‖_{1,∞} is the geometric mean of ‖·‖_1, the largest column sum of absolute values, and ‖·‖_∞, the largest row sum.
-    The residual is 0 if all real tokens of a sequence have the same representation. The proof of Theorem 2.2 bounds it
-    for one attention pass, hence per sequence, and for attention alone; the residual of the whole layer is measured,
+    The residual is 0 if a sequence's real tokens have one representation. The proof of Theorem 2.2 bounds ‖R‖ through
+    attention alone, which does not leave a sequence, hence the mean over sequences. Here whole layers are measured,
     with skip connections and the feed-forward network.
 
     PAPER-SILENT: the norm that h minimises (here Frobenius, so h is the mean token), and the division by ‖H_R‖_{1,∞},

@@ -1,4 +1,4 @@
-"""The rank record of a checkpoint: effective rank per layer, and the [MASK]s' subspace (Table 3, Figures 1 and 5)."""
+"""The rank record of a checkpoint: effective rank per layer, and the [MASK]s' subspace (Table 3 and Figure 1)."""
 
 import dataclasses
 import time
@@ -27,7 +27,7 @@ from maelm_composer.recipe import to_plain
 from maelm_composer.records import LayerRanks, RankRecord, collect_provenance, load_record, parse_rank, write_record
 
 RANKS = 'ranks'
-HUGGING_FACE_STATES = 2  # part of the key: version 1 took the last layer of some encoders before their final norm
+STATES_VERSION = 2  # in a Hugging Face encoder's key; 1 took the last layer of some before their final norm
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def analyze_ranks(
     plain = to_plain(options)
     decisive = [pretrained.identity.hash, pretrained.identity.implementation, source.identity['hash'], plain]
     if pretrained.identity.implementation == 'huggingface':
-        decisive.append(HUGGING_FACE_STATES)
+        decisive.append(STATES_VERSION)
     key = hash_json(decisive)[:16]
     path = Path(home, f'{key}.json')
     if path.exists():  # of equal weights, perhaps made or moved again
@@ -171,7 +171,7 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
                 layers[number].masks.add(states[view.is_masked])
                 layers[number].residual.add(kept, sizes)
             progress.update(int(view.is_real.sum()))
-            if options.centered and nth == 0:  # an encoder without absolute positions embeds all [MASK]s alike
+            if options.centered and nth == 0:  # fails early: without absolute positions all [MASK]s are equal
                 _assert_some_variance(layers)
     for name, gram in (('real tokens', layers[0].kept), ('[MASK]s', layers[0].masks)):
         if gram.count < size:

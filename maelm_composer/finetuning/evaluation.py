@@ -22,13 +22,13 @@ from maelm_composer.tasks.squad import predict_answers
 class Result:
     metrics: dict[str, float]
     predictions: list[dict[str, Any]]  # one per example, in the order of the splits and their rows
-    influences: dict[str, np.ndarray]  # metric -> influence of every example of its split, (examples,)
+    influences: dict[str, np.ndarray]  # metric -> (examples,) influence function (tasks/metrics.py)
 
 
 def read_scores(
     task: Task, examples: Sequence[Any], inputs: Inputs, scores: Sequence[np.ndarray], span: SpanConfig
 ) -> list[dict[str, Any]]:
-    """A prediction for each example: ``id``, ``prediction`` and, of a class, ``scores``; a question's has other keys.
+    """One prediction per example: ``id``, ``prediction``, for classes ``scores``; span: see :func:`predict_answers`.
 
     Args:
         inputs: of ``examples``; only the windows of a span task are read.

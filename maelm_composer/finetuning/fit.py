@@ -28,7 +28,7 @@ from maelm_composer.training.optimizer import build_optimizer
 EVAL_BATCH_SIZE = 64
 CHUNK_BATCHES = 100  # rows are sorted by length within a chunk of this many batches
 STEPS_BETWEEN_CHECKS = 50  # losses are read this seldom, because reading one waits for the device
-# Of an effective rank: 85 per dimension of base. With more, the ranks took as long as the fine-tuning on two cores.
+# For one rank: 85 tokens per dimension of base. With more, ranks took as long as the fine-tuning on two cores.
 MAX_RANK_TOKENS = 2**16
 
 

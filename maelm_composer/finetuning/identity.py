@@ -23,7 +23,7 @@ PROTOCOL = (
     *('evaluation', 'max_seq_len', 'precision', 'dropout', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay'),
     *('clip_norm', 'measures_rank'),
 )
-UNDECIDING = ('files', 'group')  # keys of a task's declaration that the record omits: the data hash covers the files
+UNDECIDING = ('files', 'group')  # in no key or record: the data hash covers the files, a group names a search space
 KEY_LENGTH = 16
 
 
@@ -52,7 +52,7 @@ def limit_length(config: FinetuningConfig, max_seq_len: int) -> FinetuningConfig
 def find_finished(config: FinetuningConfig, key: str, identity: EncoderIdentity) -> FinetuningRecord | None:
     """The record of a run that finished and left everything that ``config`` asks for, or None.
 
-    It names ``identity``, whose weights are those of the record: the checkpoint may have been made or moved again.
+    Its ``checkpoint`` is ``identity``: the same weights, whose address may be new.
 
     Raises:
         InputError: the file is no fine-tuning record.
@@ -87,7 +87,7 @@ def read_point(config: FinetuningConfig) -> Point:
 
 
 def check_names(config: FinetuningConfig) -> None:
-    """Raise InputError if a key that must be a task's name, or a group's, is neither, or declares no usable task."""
+    """Raise InputError for a key that names no task (or, in ``sweep.search``, group) or declares no usable task."""
     for name in (*config.tasks, *config.data.max_train_examples_of):
         find_task(name, config.tasks)
     for name in config.sweep.search.keys() - GROUPS:

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, Task
 
-SPAN_INIT_STD = 0.02
+SPAN_INIT_STD = 0.02  # PAPER-SILENT
 
 
 class FinetuningBatch(NamedTuple):

@@ -71,7 +71,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     specials = (tokenizer.cls_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id)
     rank_curve: list[RankAtEpoch] = []
 
-    # PAPER-SILENT: the rank over which tokens, and how often. Here the real tokens of the first dev set, every epoch.
+    # Sec. 4.4: over the validation set. PAPER-SILENT: which of MNLI's, and how often; here the first, every epoch.
     def observe(epoch: int) -> None:
         rank = measure_last_layer(model.encoder, dev_inputs, specials, tokenizer.pad_token_id, evaluator.batch_size)
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))

@@ -60,7 +60,7 @@ class MaskingCollator:
     def read_masks(self, ids: Ids) -> Batch:
         """The batch whose masks are the [MASK]s in (B, N) ``ids``; S and M are the largest of a row.
 
-        The label of a [MASK] is its own id. Of a row's [MASK]s, the encoder reads the share δ that come first.
+        A [MASK]'s original is unknown, so its label is [MASK]. The encoder reads the first share δ of a row's.
         Random tokens in their place depend on the position alone, so that a text reads alike in any batch.
         """
         is_masked = ids == self.vocab_size - 1

@@ -1,4 +1,4 @@
-"""Multi-head attention with an additive bias (Sec. 2.1 of the paper).
+"""Multi-head attention (Sec. 2.1 of the paper) with an additive bias.
 
 As in the authors' code, the linear layers have biases, queries are scaled by head_dim^-0.5, and the relative bias is
 added unscaled.

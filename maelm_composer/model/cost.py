@@ -2,8 +2,8 @@
 
 from maelm_composer.config import DecoderAttention, DecoderConfig, ModelConfig
 
-# Size of the first axis, which FSDP2 divides among the ranks, and the product of the other axes. A weight and its bias
-# have the same first axis and are one entry; so are the two vectors of a LayerNorm.
+# Size of the first axis, which FSDP2 divides among the ranks, and the product of the other axes. A weight, its bias and
+# a LayerNorm after it share the first axis and are one entry: fan-in + 1 (+ 2).
 Parameter = tuple[int, int]
 
 

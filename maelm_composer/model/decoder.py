@@ -13,7 +13,7 @@ from maelm_composer.model.stack import Stack, build_attention_bias
 
 
 class Decoder(Stack):
-    """A shallow stack over the whole row: the encoder's outputs at its positions, e_[MASK] at the others."""
+    """A shallow stack over the row: h_i^L where the encoder saw token i, else e_[MASK]; not if causal."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Decoder(Stack):
         if not self.has_self_attention:
             # No position reads another one, so only the predicted ones are computed.
             inputs, positions, segments = (take_positions(x, predicted) for x in (inputs, positions, segments))
-        chosen = predicted if self.has_self_attention else None  # None: all rows of ``inputs``
+        chosen = predicted if self.has_self_attention else None  # None: ``inputs`` are these
         hidden = self.add_positions(inputs, positions)
         if not self.has_cross_attention:
             return self.run_layers(hidden, positions, segments, chosen, has_gaps=False)
@@ -54,12 +54,12 @@ class Decoder(Stack):
 
 
 def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, resets: Tensor) -> Tensor:
-    """(B, N, D) Ĥ^0 before positions: h_i^L where the encoder saw token i, e_[MASK] elsewhere (Sec. 3).
+    """(B, N, D) Ĥ^0 without the p_i: h_i^L where the encoder saw token i, else e_[MASK] (Sec. 3).
 
     Args:
         encoded: (B, S, D); ``mask_embedding``: (D,).
         visible_index: (B, S) positions of the encoder's tokens; N for an unused slot.
-        resets: (B, N) positions that get e_[MASK] although the encoder saw them.
+        resets: (B, N) True: e_[MASK] although the encoder saw the position.
     """
     length = resets.shape[1]
     positions = visible_index.masked_fill(take_padded(resets, visible_index), length)
@@ -74,7 +74,7 @@ def take_padded(values: Tensor, index: Tensor, fill: int = 0) -> Tensor:
 def shift_right(labels: Tensor, positions: Tensor) -> Tensor:
     """(B, N) labels -> (B, N) the token before each position; [CLS] at a block's start and in padding.
 
-    PAPER-SILENT: the labels of this variant are every token but each block's [CLS], and -100 there and in padding.
+    Sec. 4.3: "the entire sequence". PAPER-SILENT: no label (-100) for each block's [CLS], nor for padding.
     """
     before = functional.pad(labels, (1, -1), value=CLS_ID)
     return before.masked_fill(positions == 0, CLS_ID).clamp(min=CLS_ID)

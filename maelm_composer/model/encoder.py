@@ -32,7 +32,7 @@ class Encoder(Stack):
         Args:
             position_ids: (B, S) in [0, N), with gaps where [MASK]s were left out.
             segment_ids: (B, S); a token attends to the tokens of its own segment.
-            predicted_index: (B, M) the positions to predict at; the last layer computes no other.
+            predicted_index: (B, M) in [0, S), slots to predict at; the last layer has no other.
             has_gaps: False promises positions without gaps, for which the bias is faster (:meth:`Stack.build_bias`).
         """
         hidden = self._embed(input_ids, position_ids)

@@ -22,7 +22,7 @@ from maelm_composer.model.relative_position import RelativePositionBias
 class MaskedLMHead(nn.Module):
     """Dense -> GELU -> LN -> product with the encoder's token table + bias, the logits over the vocabulary (Eq. 1).
 
-    PAPER-SILENT: the dense transform, as RoBERTa's and the authors' code.
+    PAPER-SILENT: all but the product; as RoBERTa's and the authors' code.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -36,7 +36,7 @@ class MaskedLMHead(nn.Module):
 
     @torch.no_grad()
     def set_unigram_bias(self, id_counts: Sequence[int]) -> None:
-        """Set the bias to log((count + 1) / (total + V)), the frequency of each token in the training text.
+        """Set the bias to log((count + 1) / (total + V)), each token's log frequency in the training text.
 
         With a zero bias the first steps push the output of every layer towards a constant that predicts these
         frequencies, and a small model keeps that output for millions of tokens (docs/deviations.md).

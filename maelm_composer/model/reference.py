@@ -2,7 +2,7 @@
 
 Every position is computed, without dropout and without any short cut of ``maelm.py``. The modules have the names of the
 fast model, so that either loads the other's ``state_dict``; the loss and every gradient are equal
-(tests/model/test_reference.py). The weights begin as torch's; ``build_model`` draws those of the method. Shapes: B rows
+(tests/model/test_reference.py). Weights start with torch's defaults; ``build_model`` has the method's. Shapes: B rows
 of N tokens, S of them in the encoder; D hidden size; V vocabulary.
 """
 
@@ -91,7 +91,8 @@ class Stack(nn.Module):
         self.input_projection: nn.Linear | None = None  # of a decoder of another width
         size, eps = stack.hidden_size, model.layer_norm_eps
         self.is_causal = attention is DecoderAttention.causal_cross
-        self.model, self.buckets = model, stack.relative_position_buckets
+        self.buckets = stack.relative_position_buckets
+        self.bucketing = model.relative_position_max_distance, model.relative_position_function
         if attention is DecoderAttention.cross:  # no self-attention
             self.buckets = 0
         self.position_embeddings, self.embedding_norm = nn.Embedding(model.max_seq_len, size), nn.LayerNorm(size, eps)
@@ -110,9 +111,10 @@ class Stack(nn.Module):
         hidden = self.embedding_norm(inputs + self.position_embeddings(positions))
         bias = separate(segments, segments)
         if self.buckets:  # Sec. 4.1 and App. C: one learned number for each bucket of distances and head
-            settings = self.model.relative_position_max_distance, self.model.relative_position_function
             distances = positions[:, None, :] - positions[:, :, None]  # key - query
-            bias = bias + self.relative_position(bucket_distances(distances, self.buckets, *settings)).movedim(3, 1)
+            bias = bias + self.relative_position(bucket_distances(distances, self.buckets, *self.bucketing)).movedim(
+                3, 1
+            )
         if self.is_causal:
             bias = bias + torch.full(bias.shape[-2:], float('-inf'), device=bias.device).triu(1)
         memory_bias = None
@@ -147,7 +149,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Softmax(Q K^T / sqrt(d_h) + bias) V with H heads (Sec. 2.1)."""
+    """Sec. 2.1 with a bias: Softmax(Q K^T / sqrt(d_h) + bias) V."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()

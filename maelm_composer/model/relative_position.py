@@ -1,6 +1,6 @@
 """Relative position bias: one learned number per bucket of distance and head, added to the attention scores.
 
-Source: Sec. 4.1 of the paper, which cites Raffel et al. (2019, Sec. 2.1); App. C: encoder only by default.
+Source: Sec. 4.1 and App. C of the paper (encoder only), from Raffel et al. (2019; there in Sec. 2.1).
 """
 
 import math
@@ -22,7 +22,7 @@ def bucket_distances(distance: Tensor, buckets: int, max_distance: int, function
     exact = half // 2
     size = distance.abs()
     ratio = torch.log(size.clamp(min=exact).double() / exact)
-    # 1e-9 is more than the rounding error of a whole number, which must stay as it is.
+    # 1e-9 exceeds rounding errors, so that floor and ceil keep exact whole numbers.
     match function:
         case RelativePositionFunction.t5:
             far = exact + (ratio / math.log(max_distance / exact) * (half - exact) + 1e-9).floor().long()

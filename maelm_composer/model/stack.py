@@ -53,7 +53,7 @@ class Stack(nn.Module):
         """(B, T, D) H^0 with (B, T) positions and segments -> (B, T, D), or (B, M, D) with ``predicted_index``.
 
         Args:
-            predicted_index: (B, M) the positions to predict at; the last layer computes no other.
+            predicted_index: (B, M) in [0, T), where to predict; the last layer computes no other.
             memory: (B, S, D) the encoder's output, for cross-attention.
             memory_bias: (B, 1, T, S), of the cross-attention.
             has_gaps: see :meth:`build_bias`.

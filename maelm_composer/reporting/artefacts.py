@@ -169,7 +169,7 @@ ARTEFACTS: tuple[Artefact, ...] = (
     Artefact(
         'table2',
         'Table 2: ablations, GLUE average',
-        'Every variant scores lower than MAE-LM, those of position encodings not notably',
+        'Variants score lower than MAE-LM, those of position encodings not notably',
         tuple(Demand(model, (Role.glue,)) for model in ABLATIONS),
     ),
     Artefact(

@@ -15,14 +15,14 @@ from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
 from maelm_composer.statistics import ExampleVariance, estimate_contrast, measure_example_variance
 
-ENOUGH_SEEDS = 3  # for a verdict, a slope and a drawn interval: Student's t of two is very wide, and rarely the plan
+ENOUGH_SEEDS = 3  # for a verdict, a trend or a drawn interval: of two seeds, Student's t interval is very wide
 
 # Settings in which the paper's variants differ, beside the decoder's.
 VARIED = {
     f'masking.{key}'
     for key in ('encoder_mask_fraction', 'encoder_mask_content', 'decoder_resets_masks', 'position_ids')
 }
-WHOLE_NUMBER = 1 / 12  # variance of rounding to one, as of ranks: the error is uniform over an interval of length 1
+OF_ROUNDING = 1 / 12  # variance of rounding to a whole number, as of ranks: the error is uniform on [-1/2, 1/2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ def combine(parts: Sequence[tuple[float, Cell]], are_rungs: bool = False) -> Cel
 
     Args:
         are_rungs: models of different sizes, trained on different rows. A seed moves them alike, so that they are
-            paired, too, but by ENOUGH_SEEDS seeds or more; with fewer they count as independent, with all their seeds.
+            paired, too, if they share ENOUGH_SEEDS seeds; else they count as independent, and all their seeds count.
 
     Raises:
         InputError: models of one size were not trained on the same rows, masks and schedule.

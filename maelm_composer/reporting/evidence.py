@@ -23,7 +23,7 @@ from maelm_composer.records import (
     unpack_numbers,
 )
 from maelm_composer.reporting.artefacts import Column, Model
-from maelm_composer.reporting.cells import WHOLE_NUMBER, Cell, Term, average
+from maelm_composer.reporting.cells import OF_ROUNDING, Cell, Term, average
 from maelm_composer.sweep.search import select_point
 from maelm_composer.tasks.catalogue import METRICS, find_task
 
@@ -217,7 +217,7 @@ class Evidence:
         is_whole = bool(found) and isinstance(getattr(found[0][1].layers[0], key), int)
         # The [MASK]s of layer 0, the embeddings, share one token and differ by positions alone: that all seeds have the
         # rank 1 is no chance of rounding.
-        rounding = {i: WHOLE_NUMBER if is_whole and (key, i) != ('rank_masks', 0) else 0.0 for i in layers}
+        rounding = {i: OF_ROUNDING if is_whole and (key, i) != ('rank_masks', 0) else 0.0 for i in layers}
         return {i: self._gather(model, 'effective rank', of, rounding=rounding[i]) for i, of in values.items()}
 
     def finetuned_rank(self, model: Model, task: str) -> Cell:
@@ -226,7 +226,7 @@ class Evidence:
         values = [(run, rs, [float(rank) for r in rs if (rank := r.effective_rank) is not None]) for run, rs in found]
         if lacking := [run.run_name for run, records, ranks in values if len(ranks) < len(records)]:
             return Cell(missing=f'a record of {task} from {lacking[0]} holds no rank after fine-tuning')
-        return self._gather(model, task, values, self._note_search(found), WHOLE_NUMBER)
+        return self._gather(model, task, values, self._note_search(found), OF_ROUNDING)
 
     def finetuned_rank_curve(self, model: Model, task: str) -> dict[float, Cell]:
         """Epoch -> effective rank of the last layer during fine-tuning, for the epochs that every record has.
@@ -245,7 +245,7 @@ class Evidence:
             return {0.0: Cell(missing=reason or self.explain_absence(model, task))}
         notes = self._note_search(found)
         by_epoch = {e: [(run, rs, [c[e] for c in of_run]) for run, rs, of_run in curves] for e in sorted(epochs)}
-        return {e: self._gather(model, task, values, notes, WHOLE_NUMBER) for e, values in by_epoch.items()}
+        return {e: self._gather(model, task, values, notes, OF_ROUNDING) for e, values in by_epoch.items()}
 
     def explain_absence(self, model: Model | Runs, what: str, samples: int | None = None) -> str:
         """Why ``model`` has no number of ``what``, a task or a kind of measurement, at a checkpoint."""

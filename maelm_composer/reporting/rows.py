@@ -26,7 +26,7 @@ BOTH = (ROBERTA, MAE_LM)
 PERCENT, POINTS, RANK = 'percent', 'points', 'rank'
 NOT_COMPARABLE = "not comparable with the paper's absolute numbers"
 HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no difference', 'undecided')
-# A difference within the margin counts as none. Both were fixed before the ladder's first run.
+# NO_DIFFERENCE: the interval is within ±margin. Both were fixed before the ladder's first run.
 MARGIN_POINTS = 1.0
 MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
 FEW = {1: 'from one pretraining seed', 2: 'from two pretraining seeds'}  # fewer than ENOUGH_SEEDS
@@ -51,7 +51,7 @@ class Row:
     examples: int = 0
     p: float | None = None
     detectable: float | None = None
-    margin: float | None = None  # of a claim: a smaller difference counts as none
+    margin: float | None = None  # of a claim: the bound for NO_DIFFERENCE
     paper: float | None = None
     difference: float | None = None
     verdict: str = ''
@@ -107,7 +107,7 @@ class Claim:
     column: str
     cell: Cell
     paper: float | None = None  # the paper's own difference
-    margin: float | None = None  # a smaller difference counts as none; None: no such margin, or that of points
+    margin: float | None = None  # NO_DIFFERENCE needs an interval in it; of points always MARGIN_POINTS
     unit: str = ''  # empty: that of the family
     rungs: str = ''  # of a slope: those that it is computed from
 
@@ -183,7 +183,7 @@ class RowBuilder:
         """``row`` with the estimate ``found`` and the records of ``cell``, or the reason why there is none.
 
         Args:
-            is_compared: the difference to the paper's number is given at the other scales, too.
+            is_compared: also below base, the difference to the paper's number is given.
         """
         if found is None:
             return replace(row, note=cell.missing)
@@ -229,7 +229,7 @@ def judge_claim(
 
     Args:
         expects_more: whether the paper claims that it is above zero, or below.
-        margin: a difference within it is too small to matter.
+        margin: NO_DIFFERENCE needs an interval within it.
         among: the size of the family of claims for which ``found.p`` was corrected by Holm's method.
         rungs: those that a slope is computed from.
     """

@@ -45,7 +45,7 @@ def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
     """Both models' scores, those of a constant answer, and MAE-LM − RoBERTa; a task's main metric is its first."""
     cells = {(model, c): builder.evidence.score(model, c) for model in BOTH for c in columns}
     rows = [builder.score(model, c, cell) for (model, c), cell in cells.items()]
-    main = {column.task: column for column in reversed(columns)}  # the mean is that of no task
+    main = {column.task: column for column in reversed(columns)}  # the mean's task is ''
     rows += [
         builder.value(CONSTANT, c.name, PERCENT, builder.evidence.constant_score(ROBERTA, c))
         for c in columns
@@ -67,7 +67,7 @@ def build_table2(builder: RowBuilder) -> list[Row]:
     claims = []
     for model, cell in cells.items():
         if model is not MAE_LM:
-            mine = restrict(cells[MAE_LM], [run.seed for run in cell.runs])  # of which an ablation may need fewer
+            mine = restrict(cells[MAE_LM], [run.seed for run in cell.runs])  # an ablation may have fewer seeds
             gap = builder.paper_gap(name, MAE_LM, model)
             claims.append(Claim(f'{model.label} − MAE-LM', name, subtract(cell, mine), gap))
     return rows + builder.claims(POINTS, *claims, expects_more=False)
@@ -95,7 +95,7 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
     gaps = [(layer, subtract(cells[WITH_MASKS][layer], real)) for layer, real in cells[REAL].items()]
     last = gaps[-1][1]
     *_, top = cells[MASKS].values()
-    # No verdict: a gap that grows may still be none, and the rank of the [MASK] vectors must grow, as it begins at 1.
+    # No verdict: a gap may grow from below zero to zero, and the rank of the [MASK] vectors, 1 at first, must grow.
     for label, cell in (
         ('growth per layer of: rank with − without [MASK]', slope(gaps) if len(gaps) > 1 else last),
         ('rank of the [MASK] vectors, last layer − embeddings', subtract(top, cells[MASKS][0])),
@@ -105,9 +105,9 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
 
 
 def build_figure4(builder: RowBuilder) -> list[Row]:
-    """Scores against δ as in the paper, and beside them the effective rank, by which the paper explains them.
+    """Scores against δ as in the paper, and the effective rank, which the paper does not plot over δ.
 
-    The [MASK] vectors' energy outside the real tokens' space tells whether dimensions serve [MASK] alone. At δ = 1,
+    ``OUTSIDE``: have [MASK] vectors more energy than real tokens outside the latter's leading directions? At δ = 1,
     MAE-LM differs from RoBERTa by its decoder.
     """
     numbers: dict[str, tuple[str, Callable[[Model], Cell]]] = {
@@ -146,7 +146,7 @@ def build_figure5(builder: RowBuilder) -> list[Row]:
     for model in (MAE_LM, ROBERTA):
         for epoch, cell in evidence.finetuned_rank_curve(model, task).items():
             rows.append(builder.value(model.label, f'rank during {task}', RANK, cell).at(epoch, 'epoch'))
-    return rows  # Table 3 has the verdicts on the last layer's ranks
+    return rows  # not in the preprint; Table 3 has the verdicts
 
 
 def build_subspace(builder: RowBuilder) -> list[Row]:

@@ -72,7 +72,7 @@ class Task(TaskConfig):
 
     @property
     def metric(self) -> str:
-        """The score of a run: for a built-in task, the metric that the paper reports (Sec. 4.1)."""
+        """The score of a run: for a built-in task, the metric that the paper reports (Table 1)."""
         return self.list_metrics()[0].name
 
     def list_metrics(self) -> list[Metric]:

@@ -86,7 +86,7 @@ class PretrainingModel(ComposerModel):
         metric.update(outputs.loss, outputs.logits, outputs.labels)
 
 
-def count_predicted(batch: Batch) -> dict[str, int]:
-    """How many tokens the rows have, and how many of them the loss is a mean of."""
+def count_tokens(batch: Batch) -> dict[str, int]:
+    """For Composer: how many tokens there are, and how many the loss averages."""
     labels = Batch(*batch).labels
     return {'total': labels.numel(), 'loss_generating': int((labels != IGNORED_LABEL).sum())}

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset
 
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.masking.collate import MaskingCollator
-from maelm_composer.training.adapter import count_predicted
+from maelm_composer.training.adapter import count_tokens
 from maelm_composer.training.checkpoints import is_due
 from maelm_composer.training.ending import STOP_SIGNALS, follow_trainer
 from maelm_composer.training.plan import Plan
@@ -45,7 +45,7 @@ def build_train_loader(plan: Plan, collator: MaskingCollator) -> DataSpec:
         worker_init_fn=follow_trainer,
         **_loader_settings(collator),
     )
-    return DataSpec(loader, get_num_tokens_in_batch=count_predicted)
+    return DataSpec(loader, get_num_tokens_in_batch=count_tokens)
 
 
 def build_evaluator(plan: Plan, collator: MaskingCollator) -> Evaluator:
@@ -59,7 +59,7 @@ def build_evaluator(plan: Plan, collator: MaskingCollator) -> Evaluator:
     loader = DataLoader(subset, batch_size=plan.microbatch_size, sampler=sampler, **_loader_settings(collator))
     return Evaluator(
         label='eval',
-        dataloader=DataSpec(loader, get_num_tokens_in_batch=count_predicted),
+        dataloader=DataSpec(loader, get_num_tokens_in_batch=count_tokens),
         # Validation at the last batch too, before its row of metrics.csv is written.
         eval_interval=lambda state, event: event is Event.BATCH_END and is_due(state, training.eval_interval_samples),
     )

@@ -115,7 +115,7 @@ class _Run:
             self.plan = Plan(config, dist.get_world_size(), self.manifest)
             self.plan.check()
             if not (cache := cache_folder(config.data, self.manifest)).exists():
-                assert_writable(cache)  # now, since once loaders are made the other nodes would wait for this one
+                assert_writable(cache)  # fails here: once loaders are made, the other nodes would wait for it
             if self.is_first:
                 assert_own_tokenizer(config.data.remote, self.manifest)
                 locks.enter_context(lock_folder(self.folder.local, 'run'))
@@ -213,7 +213,7 @@ class _Run:
         return finished
 
     def _prepare_model(self) -> None:
-        """Build the model with its initial weights, and find the checkpoint whose weights will replace them, if any."""
+        """Build the model; find the checkpoint to resume from or, if there is none, load ``init_from``'s weights."""
         config = self.config
         counts = None
         with raise_on_all_ranks():
@@ -249,7 +249,7 @@ class _Run:
                     )
 
     def _build_trainer(self, device: Device) -> Trainer:
-        """Order matters: gradients are averaged before they are clipped, and logged before they are saved."""
+        """The callbacks' order matters: gradients are averaged, then clipped; batches logged, then saved."""
         config, training, plan = self.config, self.config.training, self.plan
         if training.compile:
             # Shapes never change; validation is a second graph. FSDP2 gathers weights between layers, which breaks the
@@ -296,14 +296,14 @@ class _Run:
         )
 
     def _begin_record(self) -> UnfinishedPretraining:
-        first_reason = None if self.record is None else self.record.precision  # which a resumed run keeps
+        first_choice = None if self.record is None else self.record.precision  # which a resumed run keeps
         record = UnfinishedPretraining(
             run_name=self.config.run_name,
             provenance=collect_provenance(self.config),
             identity=self.identity,
             world_size=dist.get_world_size(),
             device=name_device(),
-            precision=first_reason or str(self.precision),
+            precision=first_choice or str(self.precision),
             attention=self.attention,
             tokenizer_hash=self.manifest.tokenizer_hash,
             flops=count_training_flops(self.config),

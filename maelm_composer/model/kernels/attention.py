@@ -1,4 +1,4 @@
-"""Softmax(Q K^T / sqrt(d_h) + bias) V: two matrix products, eager or compiled, or SDPA; the choice."""
+"""Softmax(Q K^T / sqrt(d_h) + bias) V, as two matrix products (eager or compiled) or torch's SDPA."""
 
 from typing import Any
 
@@ -57,8 +57,8 @@ def plain_attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropou
 class _CompiledAttention(torch.autograd.Function):
     """Dense attention that the compiler turns into one pass over the scores between two matrix products.
 
-    The (Q, Dh) output is divided by the softmax's total instead of the larger (Q, K) weights, and the mean in the
-    softmax's gradient is a sum over the output too. Autograd's own backward pass needs further passes over the scores.
+    Divides the (Q, Dh) output, not the larger (Q, K) weights, by the softmax's total, and takes the mean in its
+    gradient over Dh, not over K. Autograd's own backward pass needs further passes over the scores.
     """
 
     @staticmethod
