@@ -1,6 +1,5 @@
 """Packs the tokenised lines of documents into blocks and blocks into rows. All functions are pure."""
 
-import bisect
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -46,18 +45,22 @@ def assign_rows(lengths: Sequence[int], max_seq_len: int) -> list[list[int]]:
     Block i has ``lengths[i]`` ids, 1 to ``max_seq_len``. Returns for each row the indices of its blocks.
     """
     rows: list[list[int]] = []
-    open_rows: list[tuple[int, int, int]] = []  # (free space, -time of the last block, row), ascending
-    for time, index in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i])):
+    by_space: list[list[int]] = [[] for _ in range(max_seq_len)]  # rows by their free space, the one filled last on top
+    spaces = 0  # bit s is set if a row has s ids of free space
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
-        at = bisect.bisect_left(open_rows, (length,))  # the tightest fit; of equal ones, the row filled last
-        if at < len(open_rows):
-            space, _, row = open_rows.pop(at)
+        if fitting := spaces >> length:
+            space = length + (fitting & -fitting).bit_length() - 1  # the lowest bit: the tightest fit
+            row = by_space[space].pop()
+            if not by_space[space]:
+                spaces ^= 1 << space
         else:
             space, row = max_seq_len, len(rows)
             rows.append([])
         rows[row].append(index)
         if space > length:
-            bisect.insort(open_rows, (space - length, -time, row))
+            by_space[space - length].append(row)
+            spaces |= 1 << (space - length)
     return rows
 
 

@@ -77,7 +77,9 @@ class GradientClipping(Callback):
         parameters = [p for p in state.model.parameters() if p.grad is not None]
         norm = get_total_norm([p.grad for p in parameters])  # type: ignore[misc]
         self.norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        if self.max_norm > 0:
+        # A product with 1 changes nothing. A GPU computes it all the same: a look at the norm would wait for the GPU.
+        is_within = self.norm.is_cpu and bool(self.max_norm / (self.norm + 1e-6) >= 1)
+        if self.max_norm > 0 and not is_within:
             clip_grads_with_norm_(parameters, self.max_norm, self.norm)
 
     def batch_end(self, state: State, logger: Logger) -> None:
