@@ -65,7 +65,8 @@ def test_too_little_text_is_named(recipe_file, ray_here, monkeypatch, capfd):
     code, _, err = run(monkeypatch, capfd, 'shards', recipe_file, 'validation_fraction=1e-9')
     assert code == 2
     assert err.splitlines()[-1].endswith(
-        '*.txt: too little text for one validation row of 32 tokens: add text, or change validation_fraction 1e-09'
+        '*.txt: too little text for one validation row of 32 tokens: add text (a .txt is divided at blank lines), or '
+        'change validation_fraction 1e-09'
     )
 
 
