@@ -81,7 +81,7 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
     is_remote, seen = is_s3(uri), set[str]()
     if not is_remote and os.path.basename(uri) in ('.', '..'):
         uri = os.path.abspath(uri)  # the parent of a checkpoint is its run
-    while not is_remote and Path(uri).is_symlink() and seen.isdisjoint([uri]):  # a link may lead to `latest`
+    while not is_remote and Path(uri).is_symlink() and uri not in seen:  # a link may lead to `latest`
         seen.add(uri)
         uri = os.path.join(os.path.dirname(uri) or '.', os.readlink(uri))
     names = list_names(uri)

@@ -131,18 +131,21 @@ class Evidence:
 
     def _note_search(self, found: Searches) -> list[str]:
         """Remarks on seeds of ``found`` that failed, and on seeds and points that only another search of a task has."""
-        notes = []
+        notes: list[str] = []
+        if not found:
+            return notes
+        searches = self._tried[found[0][1][0].task]
+        most_points = max(map(len, searches.values()))
+        most_seeds = max(sum(seeds.values()) for search in searches.values() for seeds in search.values())
         for run, records in found:
-            first, searches = records[0], self._tried[records[0].task]
-            points = searches[first.checkpoint.hash]
+            first, points = records[0], searches[records[0].checkpoint.hash]
             tried, where = points[first.point], f'{first.task} from {run.run_name}'
             if failed := sorted(seed for seed, has_finished in tried.items() if not has_finished):
                 notes.append(f'{where}: fine-tuning seed {", ".join(map(str, failed))} failed, of {len(tried)}')
-            most = max(sum(seeds.values()) for search in searches.values() for seeds in search.values())
-            if len(tried) < most:
-                notes.append(f'{where}: {len(tried)} of {most} fine-tuning seeds recorded')
-            if len(points) < (most := max(map(len, searches.values()))):
-                notes.append(f'{where}: {len(points)} of {most} points of the search recorded')
+            if len(tried) < most_seeds:
+                notes.append(f'{where}: {len(tried)} of {most_seeds} fine-tuning seeds recorded')
+            if len(points) < most_points:
+                notes.append(f'{where}: {len(points)} of {most_points} points of the search recorded')
         return notes
 
     def score(self, model: Model, column: Column, samples: int | None = None) -> Cell:

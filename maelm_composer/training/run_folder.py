@@ -112,7 +112,8 @@ class RunFolder:
             path.unlink(missing_ok=True)
         if self.is_remote:
             url = join(self.uri, name)
-            files = sorted(list_names(url, recursive=True), key=PROGRESS.__ne__)  # first: so it is no whole one
+            # progress.json first: a checkpoint without this file is not listed, so a kill leaves no damaged one.
+            files = sorted(list_names(url, recursive=True), key=lambda file: file != PROGRESS)
             for target in [url, *(join(url, file) for file in files)]:
                 delete(target)
 
@@ -170,7 +171,7 @@ class RunFolder:
                     if not folder.is_dir():
                         raise InputError(f'{folder} has vanished: something else deletes the files of this run')
                     url = join(self.uri, folder.name)
-                    for file in sorted(files, key=PROGRESS.__eq__):  # last: without it a checkpoint is not listed
+                    for file in sorted(files, key=lambda file: file == PROGRESS):  # progress.json last, see remove
                         upload(folder / file, join(url, file))
                     if lost := {*files} - {*list_names(url, recursive=True)}:
                         raise OutageError(f'{join(url, min(lost))}: was accepted, but is not there')
