@@ -20,7 +20,7 @@ from maelm_composer.tasks.catalogue import CLASSIFICATION, REGRESSION, SPAN, TAS
 from maelm_composer.tasks.examples import encode, fit_span
 from maelm_composer.tasks.sources import read_unlabelled
 
-FORMATS = '.jsonl (every row with its scores), .tsv (a GLUE submission) or .json (a SQuAD 2.0 submission)'
+FORMATS = '.jsonl (every row with its logits), .tsv (a GLUE submission) or .json (a SQuAD 2.0 submission)'
 
 
 def predict_file(

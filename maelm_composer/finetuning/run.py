@@ -128,6 +128,8 @@ def summarize(record: FinetuningRecord, save_folder: str) -> str:
         f'{record.padded_share:.1%} padding, {record.protocol["precision"]}',
         f'record: {Path(save_folder, record.key)}.json',
     ]
+    if (model := Path(save_folder, record.key)).is_dir():
+        lines.append(f'model: {model}')
     if record.answers_not_in_context:
         lines.insert(2, f'left out, as their contexts do not contain their answers: {record.answers_not_in_context:,}')
     return '\n'.join(lines)

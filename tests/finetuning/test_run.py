@@ -197,6 +197,7 @@ def test_a_model_is_saved_though_its_record_exists(configure):
     config = dataclasses.replace(config, saves_model=True)
     record = finetune(config)  # the record alone is not enough
     folder = Path(config.save_folder, record.key)
+    assert summarize(record, config.save_folder).endswith(f'.json\nmodel: {folder}')
     described = json.loads((folder / 'finetuned.json').read_text())
     assert (described['task'], described['label_names']) == ('rte', ['entailment', 'not_entailment'])
     weights = load_file(folder / 'model.safetensors')

@@ -251,6 +251,7 @@ def test_a_dev_sample_is_that_of_the_training_limit():
         ({'files': {'train': 'latin.csv', 'dev': 'dev.csv'}}, 'latin.csv: not a readable .csv file'),
         ({'label_column': 'label'}, "no column 'label' (it has: review, verdict)"),
         ({'text_columns': ['text']}, "no column 'text' (it has: review, verdict)"),
+        ({'files': {'train': 'excel.csv', 'dev': 'dev.csv'}}, "excel.csv: the header has ';' and no comma: "),
         ({'files': {'train': 'train.csv', 'dev': 'empty.csv'}}, 'empty.csv: not a readable .csv file'),
         ({'files': {'train': 'train.csv', 'dev': 'header.csv'}}, 'header.csv: holds no rows'),
         ({'files': {'train': 'train.csv', 'dev': 'none.csv'}}, 'none.csv is not there'),
@@ -284,6 +285,7 @@ def test_rows_that_are_not_the_declared_ones(change, message):
     write_csv('asked.csv', [('Who?', 'He.', 'He')], ('review', 'passage', 'verdict'))
     Path('deep.jsonl').write_text('[' * 100_000)
     write_csv('twice.csv', [('a', 'good', 'b')], ('review', 'verdict', 'review'))
+    Path('excel.csv').write_text('review;verdict\na, and b;good\n')
     Path('latin.csv').write_bytes(b'review,verdict,caf\xe9\na,good,b\n')
     for name in ('empty.csv', 'rows.txt'):
         Path(name).touch()
