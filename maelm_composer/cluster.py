@@ -36,7 +36,8 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
 
     A SIGTERM then ends the body with SystemExit 143; the handlers of Ray print a stack and exit with 15. Ctrl-C is a
     KeyboardInterrupt, also where a call of Ray has made a SystemExit of it. A Ray on this machine may use ``num_cpus``
-    CPUs; None: every core that this process may use.
+    CPUs; None: every core that this process may use. If one of its servers dies, this process ends with one line and
+    exit code 2.
 
     Raises:
         InputError: no cluster answers at ``RAY_ADDRESS``, or this machine is too busy to start Ray.
@@ -63,7 +64,8 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
         _init_ray(num_cpus)
         if is_main:
             signal.signal(signal.SIGTERM, stop)
-        yield
+        with _ending_with_ray():
+            yield
     except SystemExit as ending:
         if received[-1:] == [signal.SIGINT]:
             raise KeyboardInterrupt from None
@@ -79,7 +81,7 @@ def connect_ray(num_cpus: int | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ending_with_ray() -> Iterator[None]:
+def _ending_with_ray() -> Iterator[None]:
     """End this process with one line and exit code 2 if, during the body, a server of a Ray that it has started dies.
 
     No exception can be raised: Ray itself ends the process, without a word, as soon as its object store is gone.
@@ -115,7 +117,7 @@ def _list_servers() -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             is_agent = any(part.endswith(AGENTS) for part in process.cmdline())
-            if process.name() in SERVERS or (is_agent and process.parent().name() in SERVERS):
+            if process.name() in SERVERS or (is_agent and (parent := process.parent()) and parent.name() in SERVERS):
                 found.append(process)
     return found
 
@@ -128,7 +130,7 @@ def _init_ray(num_cpus: int | None) -> None:
     ray._private.worker._worker_logs_enabled = False
     os.environ.setdefault('RAY_task_oom_retries', str(MEMORY_RETRIES))
     quiet: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
-    if (address := os.environ.get('RAY_ADDRESS')) is not None:
+    if address := os.environ.get('RAY_ADDRESS'):
         _assert_answers(address)
         try:
             ray.init(**quiet)

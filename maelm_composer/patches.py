@@ -13,6 +13,7 @@ import gc
 import os
 import random
 import signal
+import socket
 import tempfile
 import time
 import warnings
@@ -204,7 +205,8 @@ class RobustStreamingDataset(StreamingDataset):
 def _one_job_at_a_time() -> Iterator[None]:
     """Let one of the user's jobs on these machines choose its shared-memory prefix at a time. Called by every rank."""
     gc.collect()  # so that the prefix of an earlier dataset of this process is free on every rank or on none
-    lock = FileLock(Path(tempfile.gettempdir(), f'maelm-{os.getuid()}.lock'), blocking=False)
+    name = f'maelm-{os.getuid()}-{socket.gethostname()}.lock'  # machines may share TMPDIR, but not their memory
+    lock = FileLock(Path(tempfile.gettempdir(), name), blocking=False)
     start: float | None = time.monotonic()
     try:
         while True:

@@ -31,6 +31,7 @@ class FaultyS3:
         self.times: int | None = None
         self.failed = 0  # requests while there was a fault
         self.met = 0  # those of them that the fault changes
+        self.uploads: list[str] = []  # paths of objects, in the order of their PUTs
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._port = find_free_port()  # kept while the server is stopped, too
         self.start()
@@ -50,6 +51,8 @@ class FaultyS3:
         self._server.server_close()
 
     def _answer(self, environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
+        if environ['REQUEST_METHOD'] == 'PUT':
+            self.uploads.append(environ['PATH_INFO'])
         if self.fault is None:
             return self._moto(environ, respond)
         fault, self.failed = self.fault, self.failed + 1

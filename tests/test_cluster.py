@@ -127,7 +127,7 @@ def test_a_dead_server_of_ray_ends_the_command_with_one_line(server):
     source = f"""
 import contextlib, threading, time
 import psutil, ray
-from maelm_composer.cluster import connect_ray, ending_with_ray
+from maelm_composer.cluster import connect_ray
 
 def kill():
     time.sleep(5)  # the servers are being watched by then
@@ -137,9 +137,8 @@ def kill():
                 process.kill()
 
 with connect_ray(num_cpus=1):
-    with ending_with_ray():
-        large = ray.put(b'x' * 1_000_000)
-    with ending_with_ray():
+    large = ray.put(b'x' * 1_000_000)
+    with connect_ray():
         threading.Thread(target=kill).start()
         ray.get(ray.remote(lambda value: time.sleep(300)).remote(large))
 """

@@ -13,7 +13,7 @@ from typing import Any
 import boto3
 import yaml
 
-from maelm_composer.training.callbacks import read_metrics
+from maelm_composer.training.run_record import read_metrics
 from tests.tiny import make_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]

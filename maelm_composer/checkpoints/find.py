@@ -1,11 +1,10 @@
 """Finding an encoder of our own on disk, and reading its weights and the files beside them."""
 
 import contextlib
-import csv
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -163,11 +162,6 @@ def read_record(run: str) -> Pretraining | None:
     uri = join(run, RECORD)
     content = read_file(uri)
     return None if content is None else parse_pretraining(content, uri)
-
-
-def parse_metrics(lines: Iterable[str]) -> Iterator[dict[str, str]]:
-    """The complete rows of a metrics.csv; a last line that a kill truncated is dropped."""
-    yield from csv.DictReader(line for line in lines if line.endswith('\n'))
 
 
 def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:

@@ -56,7 +56,7 @@ class VerifiedStream(Stream):
             if hash_file(target, HASH) == raw.hashes[HASH]:
                 self.whole.add(target)
                 return 0
-        Path(target).unlink(missing_ok=True)  # so that no job reads a damaged file
+            Path(target).unlink()  # so that no job reads a damaged file
         content = self._fetch(packed.basename, packed.hashes[HASH])
         storage.write_file(target, decompress(shard.compression, content))
         return int(raw.bytes)

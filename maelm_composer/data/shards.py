@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import entr  # -p log p
 from tqdm import tqdm
 
-from maelm_composer.cluster import connect_ray, ending_with_ray, get_result
+from maelm_composer.cluster import connect_ray, get_result
 from maelm_composer.config import CorpusConfig
 from maelm_composer.data import storage
 from maelm_composer.data.corpora import (
@@ -31,7 +31,7 @@ from maelm_composer.data.corpora import (
 from maelm_composer.data.manifest import HASH, ID_COUNTS, Manifest, SplitStatistics, find_manifest, save_manifest
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
-from maelm_composer.data.tokenizer import load_tokenizer
+from maelm_composer.data.tokenizer import OUTAGE_MINUTES, load_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json, lock_folder, parse_json
 from maelm_composer.recipe import to_plain
@@ -194,7 +194,7 @@ def _convert(
             counts[split] += record[split].pop('id_counts')
         records[task] = record
 
-    with connect_ray(num_workers), ending_with_ray():
+    with connect_ray(num_workers):
         at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
         remote_task = ray.remote(num_cpus=1, max_retries=3)(_run_task)
         home = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
@@ -247,13 +247,17 @@ def _run_task(
     os.environ['TOKENIZERS_PARALLELISM'] = 'false'
     with tempfile.TemporaryDirectory() as scratch:
         record = convert_documents(documents, tokenizer_json, config, task, Path(scratch))
-        _find_own_manifest(config.remote, recipe_hash)  # another conversion may have ended meanwhile
-        for split in SPLITS:
-            folder = Path(scratch) / split / f'{task:05}'
-            if folder.exists():
-                storage.write_folder(storage.join(config.remote, split, f'{task:05}'), folder)
-    record |= {'recipe_hash': recipe_hash, 'text_hash': text_hash}
-    storage.write_json_file(storage.join(config.remote, 'parts', f'{task:05}.json'), record)
+        record |= {'recipe_hash': recipe_hash, 'text_hash': text_hash}
+
+        def save() -> None:
+            _find_own_manifest(config.remote, recipe_hash)  # another conversion may have ended meanwhile
+            for split in SPLITS:
+                folder = Path(scratch) / split / f'{task:05}'
+                if folder.exists():
+                    storage.write_folder(storage.join(config.remote, split, f'{task:05}'), folder)
+            storage.write_json_file(storage.join(config.remote, 'parts', f'{task:05}.json'), record)
+
+        storage.wait_out(save, config.remote, OUTAGE_MINUTES, Path(scratch, '.outage'))
     return record
 
 

@@ -21,6 +21,7 @@ from maelm_composer.files import assert_writable, format_json, write_bytes
 
 ENDPOINT = 'S3_ENDPOINT_URL'  # the environment variable
 BUSY = ('RequestTimeout', 'RequestTimeoutException', 'Throttling', 'ThrottlingException', 'SlowDown')  # also with 400
+RIGHTS = 's3:ListBucket, GetObject, PutObject, DeleteObject'
 LONGEST_PAUSE = 60.0  # seconds between two tries during an outage
 
 Result = TypeVar('Result')
@@ -247,7 +248,7 @@ def _s3(url: str) -> Iterator[tuple[Any, str, str]]:
             code = cause.response.get('Error', {}).get('Code', '')
             reason = {
                 'NoSuchBucket': 'there is no such bucket',
-                'AccessDenied': 'access denied; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY',
+                'AccessDenied': f'access denied; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, the rights {RIGHTS}',
                 'InvalidAccessKeyId': 'the access key is not known there; check AWS_ACCESS_KEY_ID',
                 'SignatureDoesNotMatch': 'the secret key is wrong; check AWS_SECRET_ACCESS_KEY',
             }.get(code, str(cause))

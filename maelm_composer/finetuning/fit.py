@@ -170,7 +170,7 @@ def plan_evaluations(protocol: EvaluationProtocol, steps_per_epoch: int, epochs:
 
 @torch.inference_mode()
 def predict(
-    model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id: int, batch_size: int = EVAL_BATCH_SIZE
+    model: FinetuningModel, inputs: Inputs, precision: Precision, pad_id: int, batch_size: int
 ) -> list[np.ndarray]:
     """The model's output for each row, in the order of the rows, fp32.
 
@@ -199,7 +199,7 @@ def predict(
 
 @torch.inference_mode()
 def measure_last_layer(
-    encoder: nn.Module, inputs: Inputs, special_ids: Collection[int], pad_id: int, batch_size: int = EVAL_BATCH_SIZE
+    encoder: nn.Module, inputs: Inputs, special_ids: Collection[int], pad_id: int, batch_size: int
 ) -> int:
     """Effective rank of the last layer in fp32 at the real tokens; ``encoder`` is left in evaluation mode.
 

@@ -20,7 +20,7 @@ import torch
 
 from maelm_composer.analysis.ranks import RankOptions, analyze_ranks
 from maelm_composer.checkpoints.names import METRICS, RECORD, name_checkpoint
-from maelm_composer.cluster import connect_ray, ending_with_ray
+from maelm_composer.cluster import connect_ray
 from maelm_composer.config import CorpusConfig, Precision, PretrainingConfig
 from maelm_composer.console import format_duration
 from maelm_composer.data.corpora import describe_source
@@ -93,7 +93,7 @@ def start_suite(
             of = '' if step.model is None else f' {step.model.run_name(suite.scale)}'
             show(f'{step.kind.name}{of}: {took:,.0f} s; about {format_duration(left)} left')
 
-    with connect_ray(), ending_with_ray():
+    with connect_ray():
         yield suite, note
     if forecast.is_over and (estimated := sum_seconds(planned)):
         took = time.monotonic() - start

@@ -20,7 +20,7 @@ import ray
 import torch
 
 from maelm_composer.checkpoints.find import find_encoder
-from maelm_composer.cluster import LostWorkerError, connect_ray, ending_with_ray, get_result
+from maelm_composer.cluster import LostWorkerError, connect_ray, get_result
 from maelm_composer.config import FinetuningConfig
 from maelm_composer.console import tell
 from maelm_composer.errors import InputError, first_line, telling_of_stop
@@ -82,9 +82,9 @@ def sweep(config: FinetuningConfig) -> SweepResult:
     for task in tasks:
         count_runs(config, task)  # raises if a task has no search space
     config = pin_checkpoint(config)
-    with connect_ray(), ending_with_ray():
+    with connect_ray():
         num_gpus = config.sweep.gpus_per_run if ray.cluster_resources().get('GPU', 0) else 0
-        if config.sweep.gpus_per_run and not num_gpus and ('RAY_ADDRESS' in os.environ or torch.cuda.device_count()):
+        if config.sweep.gpus_per_run and not num_gpus and (os.environ.get('RAY_ADDRESS') or torch.cuda.device_count()):
             tell('Ray has no GPU: every run uses CPUs (sweep.gpus_per_run=0 says so without this line)')
         _count_slots(config, num_gpus)  # raises if no run fits
         if config.task is not None and config.sweep.tasks and config.task not in config.sweep.tasks:
@@ -275,7 +275,7 @@ def record_failure(
 @contextlib.contextmanager
 def _mark_place(save_folder: str) -> Iterator[Place]:
     """The place of a sweep. In a cluster, ``save_folder`` holds the mark while the body runs."""
-    if 'RAY_ADDRESS' not in os.environ:
+    if not os.environ.get('RAY_ADDRESS'):
         yield Place(os.getcwd())
         return
     mark = Path(save_folder, f'.sweep.{uuid.uuid4().hex}').absolute()

@@ -76,7 +76,7 @@ class PretrainingModel(ComposerModel):
         return outputs.loss
 
     def eval_forward(self, batch: Batch, outputs: Any | None = None) -> Any:
-        return self(batch) if outputs is None else outputs
+        return self(batch)  # outputs are given for metrics of training alone, of which there are none
 
     def get_metrics(self, is_train: bool) -> dict[str, Metric]:
         metrics = () if is_train else (MaskedLoss(), MaskedPerplexity(), MaskedAccuracy())

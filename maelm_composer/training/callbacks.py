@@ -3,7 +3,7 @@
 import csv
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from composer.utils import dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from maelm_composer.checkpoints.find import parse_metrics
 from maelm_composer.console import format_duration
 from maelm_composer.errors import InputError
 from maelm_composer.files import replacing
 from maelm_composer.records import DIVERGED
+from maelm_composer.training.run_record import read_metrics
 
 TIMED_COLUMNS = ('tokens_per_second', 'training_seconds')  # on a CPU in fp32, a resumed run repeats all others exactly
 EVAL_COLUMNS = ('eval_loss', 'eval_perplexity', 'eval_accuracy')
@@ -236,9 +236,3 @@ class ProgressLines(Callback):
             f'{state.timestamp.sample.value:,} samples: validation loss {evaluation["eval_loss"]:.4f}, '
             f'perplexity {evaluation["eval_perplexity"]:.2f}, accuracy {evaluation["eval_accuracy"]:.4f}'
         )
-
-
-def read_metrics(path: Path) -> Iterator[dict[str, str]]:
-    """The complete rows of a metrics.csv, read one by one."""
-    with path.open(encoding='utf-8') as file:
-        yield from parse_metrics(file)

@@ -2,11 +2,9 @@
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -69,31 +67,6 @@ def end_with_launcher() -> None:
     """Have the kernel send this rank a SIGTERM when its launcher dies, since a killed launcher cannot send one."""
     if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-
-
-def follow_trainer(worker: int) -> None:
-    """Have a loader worker end with its trainer alone: stop signals for the whole group must not lose a batch.
-
-    A worker whose trainer was killed prints no traceback of the connection that this broke.
-    """
-    trainer = multiprocessing.parent_process()  # not the parent of the process: that may be a forkserver
-    assert trainer is not None
-
-    def end_with_trainer() -> None:
-        while signal.sigwaitinfo(STOP_SIGNALS).si_pid != trainer.pid:
-            pass
-        os._exit(0)
-
-    def report_unless_trainer_died(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if isinstance(error, ConnectionError):
-            trainer.join(1)
-            if not trainer.is_alive():
-                return
-        sys.__excepthook__(kind, error, trace)
-
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    threading.Thread(target=end_with_trainer, daemon=True).start()
-    sys.excepthook = report_unless_trainer_died
 
 
 @contextlib.contextmanager

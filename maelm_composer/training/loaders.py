@@ -1,6 +1,10 @@
 """Data loaders for training and validation."""
 
+import multiprocessing
+import os
 import signal
+import sys
+import threading
 from typing import Any
 
 import torch
@@ -14,7 +18,7 @@ from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.masking.collate import MaskingCollator
 from maelm_composer.training.adapter import count_tokens
 from maelm_composer.training.checkpoints import is_due
-from maelm_composer.training.ending import STOP_SIGNALS, follow_trainer
+from maelm_composer.training.ending import STOP_SIGNALS
 from maelm_composer.training.plan import Plan
 
 
@@ -31,6 +35,31 @@ class TrainLoader(StreamingDataLoader):
             return super()._get_iterator()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def follow_trainer(worker: int) -> None:
+    """Have a loader worker end with its trainer alone: stop signals for the whole group must not lose a batch.
+
+    A worker whose trainer was killed prints no traceback of the connection that this broke.
+    """
+    trainer = multiprocessing.parent_process()  # not the parent of the process: that may be a forkserver
+    assert trainer is not None
+
+    def end_with_trainer() -> None:
+        while signal.sigwaitinfo(STOP_SIGNALS).si_pid != trainer.pid:
+            pass
+        os._exit(0)
+
+    def report_unless_trainer_died(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, ConnectionError):
+            trainer.join(1)
+            if not trainer.is_alive():
+                return
+        sys.__excepthook__(kind, error, trace)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    threading.Thread(target=end_with_trainer, daemon=True).start()
+    sys.excepthook = report_unless_trainer_died
 
 
 def build_train_loader(plan: Plan, collator: MaskingCollator) -> DataSpec:

@@ -5,6 +5,7 @@ import shutil
 import uuid
 from collections import ChainMap
 from collections.abc import Iterable, Set
+from itertools import chain
 from pathlib import Path
 
 from composer.utils import dist
@@ -162,18 +163,22 @@ class RunFolder:
         """
         while self.unsent:
             folder = self.local / UNSENT / self.unsent[0]
+            files: list[str] = []
             with raise_on_all_ranks():
-                if dist.get_global_rank() == 0 and (self.local / METRICS).exists():  # a new machine has none yet
-                    upload(self.local / METRICS, join(self.uri, METRICS))
                 if dist.get_local_rank() == 0:
                     files = list_names(str(folder), recursive=True)
                     # With ddp, a node that shares no disk with the one that wrote has an empty folder.
                     if not folder.is_dir():
                         raise InputError(f'{folder} has vanished: something else deletes the files of this run')
+            held_before = {*chain(*dist.all_gather_object(files)[: dist.get_global_rank()])}  # as on a shared disk
+            with raise_on_all_ranks():
+                if dist.get_global_rank() == 0 and (self.local / METRICS).exists():  # a new machine has none yet
+                    upload(self.local / METRICS, join(self.uri, METRICS))
+                if own := {*files} - held_before:
                     url = join(self.uri, folder.name)
-                    for file in sorted(files, key=lambda file: file == PROGRESS):  # progress.json last, see remove
+                    for file in sorted(own, key=lambda file: (file == PROGRESS, file)):  # that last, see remove
                         upload(folder / file, join(url, file))
-                    if lost := {*files} - {*list_names(url, recursive=True)}:
+                    if lost := own - {*list_names(url, recursive=True)}:
                         raise OutageError(f'{join(url, min(lost))}: was accepted, but is not there')
             with raise_on_all_ranks():
                 if dist.get_global_rank() == 0:

@@ -1,6 +1,8 @@
-"""The record of a pretraining run in its folder, and whether a folder belongs to a run. Imports no torch."""
+"""The record and the log of a pretraining run, and whether a folder belongs to a run. Imports no torch."""
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from maelm_composer.checkpoints.find import EncoderFolder, read_latest, read_recipe
@@ -89,6 +91,17 @@ def finish_record(
         tokens_per_second=tokens / seconds if seconds else 0.0,
         **evaluation,
     )
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, str]]:
+    """The complete rows of a metrics.csv, read one by one."""
+    with path.open(encoding='utf-8') as file:
+        yield from parse_metrics(file)
+
+
+def parse_metrics(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The complete rows of a metrics.csv; a last line that a kill truncated is dropped."""
+    yield from csv.DictReader(line for line in lines if line.endswith('\n'))
 
 
 def _flatten(nested: dict[str, Any], prefix: str = '') -> dict[str, Any]:

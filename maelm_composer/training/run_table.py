@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from maelm_composer.checkpoints.find import parse_metrics, read_record
+from maelm_composer.checkpoints.find import read_record
 from maelm_composer.checkpoints.names import METRICS, RECORD
 from maelm_composer.console import begin_table, open_console
 from maelm_composer.data.storage import is_s3, join, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.files import is_locked
 from maelm_composer.records import PretrainingRecord, UnfinishedPretraining
+from maelm_composer.training.run_record import parse_metrics
 
 # Column -> the field of a record, or the number of an unfinished run's log, and its format.
 NUMBERS = {

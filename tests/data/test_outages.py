@@ -1,15 +1,20 @@
 """Waiting while an object store does not answer."""
 
+import dataclasses
 from collections import Counter
+from pathlib import Path
 
+import boto3
 import pytest
 
 from maelm_composer.config import DataConfig
 from maelm_composer.data import storage
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
+from maelm_composer.data.shards import build_shards
 from maelm_composer.data.storage import OutageError, read_file, wait_out
 from maelm_composer.errors import InputError
+from tests.faulty_s3 import FaultyS3
 from tests.training.conftest import write_rows
 
 from .conftest import serve_s3
@@ -54,6 +59,27 @@ def test_the_wait_has_an_end(tmp_path):
 
     with pytest.raises(OutageError, match=r'^away$'):
         wait_out(call, 's3://bucket/x', 0.0, tmp_path / '.outage')
+
+
+class Interrupted(FaultyS3):
+    """Away for six requests from the first one for a shard of the second task: one of two workers has no try left."""
+
+    def _answer(self, environ, respond):
+        if '/train/00001/' in environ['PATH_INFO'] and not self.failed:
+            self.fault, self.times = '503', 6
+        return super()._answer(environ, respond)
+
+
+def test_a_conversion_waits_until_the_store_answers(shards, monkeypatch):
+    server = Interrupted()
+    monkeypatch.setenv('S3_ENDPOINT_URL', server.url)
+    storage._s3_client.cache_clear()
+    boto3.client('s3', endpoint_url=server.url).create_bucket(Bucket='corpus')
+    there = dataclasses.replace(shards, remote='s3://corpus/shards')
+    storage.write_folder(f'{there.remote}/tokenizer', Path(shards.remote, 'tokenizer'))
+    assert build_shards(there)[0].content_hash == load_manifest(shards.remote).content_hash
+    assert server.failed >= 6
+    server.stop()
 
 
 def test_a_shard_that_was_damaged_on_its_way_is_asked_for_again(tmp_path, monkeypatch):

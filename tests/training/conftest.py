@@ -22,7 +22,8 @@ from streaming import MDSWriter
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.recipe import load_config
-from maelm_composer.training.callbacks import TIMED_COLUMNS, MetricsLog, read_metrics
+from maelm_composer.training.callbacks import TIMED_COLUMNS, MetricsLog
+from maelm_composer.training.run_record import read_metrics
 from tests.tiny import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,9 +19,9 @@ from maelm_composer.files import write_json
 from maelm_composer.masking.collate import IGNORED_LABEL, build_collator
 from maelm_composer.model.maelm import build_model
 from maelm_composer.training import callbacks
-from maelm_composer.training.callbacks import BatchSeed, TrainingClock, read_metrics
+from maelm_composer.training.callbacks import BatchSeed, TrainingClock
 from maelm_composer.training.run import pretrain
-from maelm_composer.training.run_record import identify
+from maelm_composer.training.run_record import identify, read_metrics
 from tests.training.conftest import RECIPE, V
 from tests.training.test_initial import STILL
 

@@ -22,7 +22,8 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import is_locked, lock_folder
 from maelm_composer.records import load_record, parse_pretraining
 from maelm_composer.training import checkpoints
-from maelm_composer.training.ending import STOP_SIGNALS, StopSignals, follow_trainer
+from maelm_composer.training.ending import STOP_SIGNALS, StopSignals
+from maelm_composer.training.loaders import follow_trainer
 from maelm_composer.training.run import _Run, pretrain
 from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
 

@@ -24,11 +24,11 @@ from maelm_composer.precision import Speeds
 from maelm_composer.recipe import load_config, to_yaml
 from maelm_composer.records import UnfinishedPretraining, format_record, load_record, parse_pretraining
 from maelm_composer.training.adapter import PretrainingModel
-from maelm_composer.training.callbacks import read_metrics
 from maelm_composer.training.ending import STOP_SIGNALS
 from maelm_composer.training.plan import count_training_flops
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
+from maelm_composer.training.run_record import read_metrics
 from tests.training.conftest import forget_hashes, write_rows
 
 
@@ -96,8 +96,8 @@ def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert
     whole, stopped = recipe('run_name=whole'), recipe('run_name=stopped')
     handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
     pretrain(whole)
-    # In the first and in the second pass over the rows.
-    for rows, number in ((5, signal.SIGINT), (13, signal.SIGTERM)):
+    # In the first and in the second pass over the rows, and after the last batch: a suite must not go on then.
+    for rows, number in ((5, signal.SIGINT), (13, signal.SIGINT), (24, signal.SIGTERM)):
         signal_after(rows, number)
         with pytest.raises(SystemExit) as stop:
             pretrain(stopped)
@@ -105,13 +105,12 @@ def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert
         assert os.readlink('runs/stopped/latest') == name_checkpoint(16 * rows)
     compare_runs(['runs/stopped'])
     out = ' '.join(capsys.readouterr().out.split())
-    numbers, ending = r'\d+\.\d{4} 5\.00 \d\.\d{4} 13', 'SIGTERM: saved at 208 samples; the same command resumes'
+    numbers, ending = r'\d+\.\d{4} 5\.00 \d\.\d{4} 24', 'SIGTERM: saved at 384 samples; the same command resumes'
     assert re.search(rf'runs/stopped +stopped {numbers} .*{ending}', out)
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
     before = parse_json((progress := Path('runs/stopped/latest/progress.json')).read_text(), 'progress.json')
     assert before['device_seconds'] == before['training_seconds'] > 0
-    before['device_seconds'] += 3600  # as if on more ranks
-    write_json(progress, before)
+    write_json(progress, before | {'device_seconds': before['device_seconds'] + 3600})  # as if on more ranks
     record = pretrain(stopped)
     assert record.device_hours == pytest.approx(record.training_seconds / 3600 + 1)
     assert_same_run(Path(whole.save_folder), Path(stopped.save_folder))

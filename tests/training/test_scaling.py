@@ -30,9 +30,9 @@ from maelm_composer.masking.collate import build_collator
 from maelm_composer.model.layer import Layer
 from maelm_composer.model.maelm import build_model
 from maelm_composer.recipe import load_config, split_arguments
-from maelm_composer.training.callbacks import read_metrics
 from maelm_composer.training.plan import count_positions
 from maelm_composer.training.run import pretrain
+from maelm_composer.training.run_record import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTIVES = {'allreduce_': 'all_reduce', '_allgather_base_': 'all_gather', '_reduce_scatter_base_': 'reduce_scatter'}
