@@ -75,7 +75,7 @@ class VerifiedStream(Stream):
 
 
 def _assert_harmless(index: bytes, where: str) -> None:
-    """Raise InputError unless all shards hold arrays, since Streaming would unpickle others, and lie in its folder."""
+    """Raise InputError unless all shards hold arrays, since Streaming refuses others later, and lie in its folder."""
     for shard in parse_json(index, where, ['shards'], REMAKE)['shards']:
         names = [shard[kind]['basename'] for kind in ('raw_data', 'zip_data') if shard.get(kind)]
         kinds = {encoding.split(':')[0] for encoding in shard.get('column_encodings', ['none'])}
@@ -84,7 +84,7 @@ def _assert_harmless(index: bytes, where: str) -> None:
 
 
 class PretrainingRows(RobustStreamingDataset):
-    """The rows of a split in whole global batches: ``train`` is shuffled anew in every epoch, ``validation`` is not.
+    """The rows of a split: iterated in whole global batches, shuffled anew in every epoch, or read by their index.
 
     Yields ``{'input_ids': (N,) uint16 or uint32, 'row': int, 'epoch': int}``. ``row`` is the index in the split and
     ``epoch`` counts from 0, so that a mask can be drawn from (seed, epoch, row) alone; a row read by its index, as in
@@ -111,7 +111,6 @@ class PretrainingRows(RobustStreamingDataset):
         seed: int,
         max_outage_minutes: float = 0.0,
     ) -> None:
-        is_train = split == 'train'
         global_batch_size = batch_size * get_world_size()
         source, local = storage.join(config.remote, split), str(cache_folder(config, manifest) / split)
         super().__init__(
@@ -120,12 +119,11 @@ class PretrainingRows(RobustStreamingDataset):
             # epoch leaves out other rows. None is all rows, those of a validation split smaller than a batch.
             epoch_size=manifest.splits[split].rows // global_batch_size * global_batch_size or None,
             batch_size=batch_size,
-            shuffle=is_train,
+            shuffle=True,
             shuffle_seed=seed,
             shuffle_algo='py1e',
             shuffle_block_size=config.shuffle_block_size,
             num_canonical_nodes=1,
-            sampling_method='balanced' if is_train else 'fixed',
         )
 
     def __getitem__(self, at: Any) -> Any:
@@ -141,8 +139,8 @@ def cache_folder(config: DataConfig, manifest: Manifest) -> Path:
 
     The name of the folder is a hash of the shards' location and content.
     """
-    assert_local(config.local or '', 'data.local')
-    root = Path(config.local or os.environ.get('MAELM_CACHE') or '~/.cache/maelm').expanduser()
+    root = config.local or os.environ.get('MAELM_CACHE') or '~/.cache/maelm'
+    assert_local(root, 'data.local' if config.local else 'MAELM_CACHE')
     location = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
     name = hashlib.sha256(f'{location}\n{manifest.content_hash}'.encode()).hexdigest()[:16]
-    return root / name
+    return Path(root).expanduser() / name

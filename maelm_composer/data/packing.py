@@ -1,4 +1,4 @@
-"""Packs the tokenised lines of documents into blocks and blocks into rows. All functions are pure."""
+"""Packs the tokenised lines of documents into blocks and blocks into rows, drawing from a given generator alone."""
 
 from collections.abc import Iterable, Sequence
 

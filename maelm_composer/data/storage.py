@@ -187,7 +187,8 @@ def list_names(url: str, recursive: bool = False) -> list[str]:
     delimiter = {} if recursive else {'Delimiter': '/'}
     with _s3(join(url, '')) as (client, bucket, prefix):
         pages = client.get_paginator('list_objects_v2').paginate(Bucket=bucket, Prefix=prefix, **delimiter)
-        return sorted(item['Key'][len(prefix) :] for page in pages for item in page.get('Contents', []))
+        keys = [item['Key'][len(prefix) :] for page in pages for item in page.get('Contents', [])]
+    return sorted(key for key in keys if key and key[-1] != '/')  # other programs make an empty object for a folder
 
 
 def _raise_unless_missing(error: OSError) -> None:

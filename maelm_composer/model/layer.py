@@ -88,6 +88,4 @@ def recompute_layers(model: nn.Module, compiles_layers: bool = False) -> None:
 
 def take_positions(values: Tensor, index: Tensor) -> Tensor:
     """(B, T, D) or (B, T) values at (B, K) index -> (B, K, D) or (B, K)."""
-    if values.dim() == 2:
-        return values.gather(1, index)
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+    return torch.take_along_dim(values, index if values.dim() == 2 else index[..., None], dim=1)

@@ -64,8 +64,7 @@ class Stack(nn.Module):
         if predicted_index is not None:
             bias = self.build_bias(position_ids, segment_ids, predicted_index, has_gaps)
             if memory_bias is not None:
-                chosen = predicted_index[:, None, :, None].expand(-1, -1, -1, memory_bias.shape[-1])
-                memory_bias = memory_bias.gather(2, chosen)
+                memory_bias = torch.take_along_dim(memory_bias, predicted_index[:, None, :, None], dim=2)
         return self.layers[-1](hidden, bias, predicted_index=predicted_index, memory=memory, memory_bias=memory_bias)
 
     def build_bias(

@@ -35,7 +35,7 @@ class Metric(NamedTuple):
 
 @dataclass(kw_only=True)
 class Task(TaskConfig):
-    """A declared task with its name. All metrics are fractions."""
+    """A declared task with its name. Scores are fractions, correlations lie in −1 … 1."""
 
     name: str
 

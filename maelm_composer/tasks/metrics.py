@@ -1,4 +1,4 @@
-"""Metrics as fractions: of classification and regression with their influence functions, and SQuAD 2.0's.
+"""Metrics (fractions, correlations) of classification and regression with their influence functions, and SQuAD 2.0's.
 
 SQuAD's exact match and F1 are those of the official evaluation (Rajpurkar et al., 2018). For the other metrics,
 torchmetrics is not used: its ratios are in single precision, and its Matthews correlation is not 0 for every constant

@@ -33,6 +33,8 @@ def read_table(task: Task, path: Path, is_labelled: bool = True) -> pyarrow.Tabl
             case _:
                 raise InputError(f'{path}: rows are read from .parquet, .csv, .jsonl files')
         names = table.column_names
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f'{path} does not exist') from None
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError, csv.Error) as error:
@@ -56,8 +58,8 @@ def _read_csv(path: Path, number_column: str | None) -> pyarrow.Table:
     whole = pyarrow.csv.ReadOptions(block_size=min(max(path.stat().st_size, 1 << 20), 2**31 - 1))  # rows of any length
     with path.open(encoding='utf-8-sig', newline='') as file:
         names = next(csv.reader(file), [])
-    if len(names) == 1 and (found := {';', '\t'} & set(names[0])):
-        raise InputError(f'{path}: the header has {found.pop()!r} and no comma: separate the columns by commas')
+    if len(names) == 1 and (other := next((mark for mark in ';\t' if mark in names[0]), '')):
+        raise InputError(f'{path}: the header has {other!r} and no comma: separate the columns by commas')
     types = {name: pyarrow.string() for name in names if name != number_column}
     convert = pyarrow.csv.ConvertOptions(column_types=types)
     return pyarrow.csv.read_csv(path, whole, parse, convert)

@@ -35,7 +35,7 @@ def write_recipe(folder: Path) -> CorpusConfig:
         max_seq_len=32,
         validation_fraction=0.1,
         documents_per_task=60,
-        sources=[SourceConfig(kind=SourceKind.files, paths=[str(folder / '*.txt')])],
+        sources=[SourceConfig(kind=SourceKind.files, paths=[str(folder / '*.txt')], note='in place of a library')],
         tokenizer=TokenizerConfig(vocab_size=320),
     )
 

@@ -239,13 +239,6 @@ def test_of_two_positions_loaded_the_last_counts(shards):
     assert [batch['row'].tolist() for batch in again] == [rows for rows, _ in batches[2:]]
 
 
-def test_validation_is_in_order_and_the_same_in_every_pass(shards):
-    rows = open_rows(shards.remote, 'validation')
-    passes = [[item['row'] for item in rows] for _ in range(2)]
-    assert passes[0] == passes[1] == sorted(passes[0])
-    assert len(passes[0]) == load_manifest(shards.remote).splits['validation'].rows // 4 * 4
-
-
 @pytest.mark.parametrize('workers', [0, 2])
 def test_a_damaged_shard_is_named(shards, workers):
     path = next(Path(shards.remote, 'train', '00001').glob('*.zstd'))

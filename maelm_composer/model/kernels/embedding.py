@@ -22,7 +22,7 @@ def embed(table: Tensor, ids: Tensor, is_tied: bool = False) -> Tensor:
     return functional.embedding(ids, table, sparse=is_tied)
 
 
-def plain_embed(table: Tensor, ids: Tensor, is_tied: bool = False) -> Tensor:
+def plain_embed(table: Tensor, ids: Tensor) -> Tensor:
     """As :func:`embed`."""
     return functional.embedding(ids, table)
 
