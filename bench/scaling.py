@@ -136,7 +136,7 @@ def estimate_communication(config: PretrainingConfig, sharding: Sharding, world_
     return count_sent(collect_payloads(config.model, sharding, world_size, passes), world_size) / link
 
 
-def draw_tables(folder: str = 'yamls') -> dict[str, str]:
+def draw_tables() -> dict[str, str]:
     """The Markdown tables of docs/scaling.md by name."""
     tables = {
         'batch': [['', 'parameters', 'activations of a row, MB', *GPUS]],
@@ -145,7 +145,7 @@ def draw_tables(folder: str = 'yamls') -> dict[str, str]:
         'time': [['', 'GPUs', 'compute, ms', *(f'`{sharding.value}`, fast / slow link, ms' for sharding in Sharding)]],
     }
     for name in RECIPES:
-        config = load_config(PretrainingConfig, [f'{folder}/{name}.yaml'], ['run_name=plan', 'save_folder=plan'])
+        config = load_config(PretrainingConfig, [f'yamls/{name}.yaml'], ['run_name=plan', 'save_folder=plan'])
         parameters, activations = sum(count_parameters(config.model).values()), estimate_activations(config)
         batches = []
         for n in WORLD_SIZES:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from maelm_composer.reporting.artefacts import RUNGS_OF
 from maelm_composer.suite.steps import Suite
-from maelm_composer.training.plan import count_training_flops
 
 
 def test_ladder(make: Callable, suite: Suite) -> None:
@@ -13,5 +12,3 @@ def test_ladder(make: Callable, suite: Suite) -> None:
         for model in ('MAE-LM', 'RoBERTa'):
             found = [float(row['x']) for row in rows if (row['row'], row['column']) == (model, column)]
             assert found == [rung.flops for rung in rungs]
-    for rung in rungs:  # a rung is named by the FLOPs of RoBERTa
-        assert abs(count_training_flops(suite.load_pretraining(rung.roberta)) / rung.flops - 1) < 0.01

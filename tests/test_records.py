@@ -27,7 +27,7 @@ KINDS = {
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_every_committed_record_is_read_and_written_unchanged(kind):
-    paths = sorted(RESULTS.glob(f'*/records/{kind}/*.json'))
+    paths = sorted(path for folder in ('records', 'recipes/*') for path in RESULTS.glob(f'*/{folder}/{kind}/*.json'))
     assert len(paths) > 5
     for path in paths:
         record = format_record(load_record(path, KINDS[kind][0]))

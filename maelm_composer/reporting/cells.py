@@ -15,6 +15,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
 from maelm_composer.statistics import ExampleVariance, estimate_contrast, measure_example_variance
 
+NEVER = 'never in'  # begins the note of a value that is infinite in some seeds
 ENOUGH_SEEDS = 3  # for a verdict, a trend or a drawn interval: of two seeds, Student's t interval is very wide
 
 # Settings in which the paper's variants differ, beside the decoder's.
@@ -182,7 +183,7 @@ def note_never(cell: Cell) -> Cell:
     values = [of_seed[0] for term in cell.terms for of_seed in term.values.values()]
     if not (never := sum(map(math.isinf, values))):
         return cell
-    return replace(cell, note='; '.join(filter(None, (f'never in {never} of {len(values)} seeds', cell.note))))
+    return replace(cell, note='; '.join(filter(None, (f'{NEVER} {never} of {len(values)} seeds', cell.note))))
 
 
 def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:

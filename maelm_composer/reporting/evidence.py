@@ -25,7 +25,7 @@ from maelm_composer.records import (
 from maelm_composer.reporting.artefacts import Column, Model
 from maelm_composer.reporting.cells import OF_ROUNDING, Cell, Term, average
 from maelm_composer.sweep.search import select_point
-from maelm_composer.tasks.catalogue import METRICS, find_task
+from maelm_composer.tasks.catalogue import METRICS_OF_KIND, find_task
 
 Runs = Sequence[PretrainingRecord]
 Searches = Sequence[tuple[PretrainingRecord, Sequence[FinetuningRecord]]]  # each run and its records of one task
@@ -115,7 +115,7 @@ class Evidence:
         for task, declaration in sorted(declared.items()):
             if declaration is not None:
                 finished = [record for record in self.finetunings if record.task == task]
-                first = (declaration.get('metrics') or METRICS[TaskKind[declaration['kind']]])[0]
+                first = (declaration.get('metrics') or METRICS_OF_KIND[TaskKind[declaration['kind']]])[0]
                 # Of several evaluation splits, the names in the records begin with the split's.
                 names = [name for record in finished[:1] for name in record.metrics]
                 scores[task] = names[0] if names and first not in names else first

@@ -237,10 +237,7 @@ def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) ->
         if row.drawn_interval:
             axis.plot(row.drawn_interval, [line, line], color=color, linewidth=1.6, zorder=2)
         filling = color if row.pretraining_seeds >= ENOUGH_SEEDS else 'white'
-        if math.isinf(row.value or 0.0):
-            axis.text(0.99, line, 'never', color=color, ha='right', va='center', transform=axis.get_yaxis_transform())
-        else:
-            axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
+        axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
         if row.paper is not None and row.difference is not None:  # ranks of a small model are not compared
             axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
     axis.axvline(0, color='#555555', linewidth=0.8)

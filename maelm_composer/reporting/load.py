@@ -51,7 +51,7 @@ def load_evidence(folder: Path, scale: str) -> Evidence:
     if not records.is_dir():
         there = sorted(p.parent.name for p in folder.parent.glob('*/records'))
         raise InputError(f'no records in {records}: run the benchmark suite first; scales with records: {there}')
-    recipes = {path.name: read_evidence(path, scale) for path in sorted(folder.glob('recipes/*/')) if path.is_dir()}
+    recipes = {path.name: read_evidence(path, scale) for path in sorted(folder.glob('recipes/*/'))}
     evidence = replace(read_evidence(records, scale), recipes=recipes)
     for record in (*evidence.finetunings, *evidence.failures):
         if scale != DEMO and record.protocol.get('source') == DEMO:

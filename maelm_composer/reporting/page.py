@@ -257,8 +257,6 @@ def format_number(value: float | None, unit: str, is_signed: bool = False, digit
     """``value`` with the digits that suit ``unit``, thousands separators and a typographic minus sign."""
     if value is None:
         return ''
-    if math.isinf(value):
-        return 'never' if value > 0 else '−∞'
     if unit == 'tokens' and value >= 1e6:
         return f'{value / 1e6:,.2f} million'
     sign = '+' if is_signed else ''

@@ -110,6 +110,8 @@ def print_tables(scale: str, tables: Tables) -> None:
             console.print(_draw_claims(claims))
         if missing := sum(row.value is None for row in rows):
             console.print(f'{name}: {missing} of {len(rows)} numbers are missing; the page says why')
+        if lacking := sum(row.is_missing and row.value is not None for row in rows):
+            console.print(f'{name}: {lacking} of {len(rows)} numbers lack seeds; the page says which')
         console.print()
     if scale not in PAPER_SETTINGS:
         console.print(f'Scale {scale}: {NOT_COMPARABLE}.')

@@ -15,7 +15,7 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, Provenance, RankRecord
 from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Column, Model
-from maelm_composer.reporting.cells import ENOUGH_SEEDS, Cell, Estimate
+from maelm_composer.reporting.cells import ENOUGH_SEEDS, NEVER, Cell, Estimate
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.load import read_csv
 from maelm_composer.statistics import ALPHA, adjust_holm
@@ -30,6 +30,11 @@ HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no differen
 MARGIN_POINTS = 1.0
 MARGIN_RANK_SHARE = 0.05  # of the baseline's rank
 FEW = {1: 'from one pretraining seed', 2: 'from two pretraining seeds'}  # fewer than ENOUGH_SEEDS
+
+
+def lacks_seeds(note: str) -> bool:
+    """Whether the note of a number names more than the seeds that never reach a target."""
+    return any(not part.startswith(NEVER) for part in note.split('; ') if part)
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,8 @@ class Row:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the number or one of its seeds is missing; inf, a target never reached, has a note but is there."""
-        return self.value is None or (bool(self.note) and math.isfinite(self.value))
+        """Whether the number or one of its seeds is missing; a target that a seed never reached is noted, but there."""
+        return self.value is None or lacks_seeds(self.note)
 
     @property
     def is_claim(self) -> bool:

@@ -32,7 +32,7 @@ TASK_SIZES = {
     'rte': (2_490, 277, 75),
     'mrpc': (3_668, 408, 58),
     'stsb': (5_749, 1_500, 34),
-    'squad2': (131_000, 12_000, 180),
+    'squad2': (130_319, 11_873, 180),
     'demo_sentence': (600, 200, 18),
     'demo_pair': (600, 200, 20),
     'demo_regression': (600, 200, 28),
@@ -63,7 +63,7 @@ def count_finetuning_flops(config: FinetuningConfig, model: ModelConfig, task: T
     epochs = sum(point.max_epochs for point in points) / len(points)
     passes = run_cost(config, epochs, rows, dev_rows)
     if config.measures_rank:
-        passes += (epochs + 1) * dev_rows
+        passes += (epochs + 1) * dev_rows / len(task.eval_splits)  # of the first split alone
     return passes * _count_encoder_flops(model, min(length, config.max_seq_len, model.max_seq_len))
 
 

@@ -157,16 +157,16 @@ def print_plan(suite: Suite, items: Sequence[Item], device: Device) -> None:
     open_console().print(table)
 
 
-def print_budget(gpus: int, gpu: str, hours: float, scales: Sequence[str] = SCALES) -> None:
+def print_budget(gpus: int, gpu: str, hours: float) -> None:
     """Print the GPU-hours of every artefact alone, and of all together, from nothing, and whether they fit the budget.
 
     Raises:
         InputError: a GPU whose peak is not known, or as :func:`plan_suite`.
     """
     device, budget = describe_device(gpu, gpus), gpus * hours
-    table = begin_table('GPU-hours from nothing', right=scales)
+    table = begin_table('GPU-hours from nothing', right=SCALES)
     nothing = Path(os.devnull)
-    suites = [replace(load_suite(s), work=nothing, results=nothing, precision=Precision.auto) for s in scales]
+    suites = [replace(load_suite(s), work=nothing, results=nothing, precision=Precision.auto) for s in SCALES]
 
     def add_row(name: str, artefacts: Sequence[Artefact]) -> None:
         totals = [sum(item.device_hours for item in plan_suite(suite, artefacts, device)) for suite in suites]
@@ -217,10 +217,12 @@ class _Planner:
                 case SourceKind.documentation:
                     seconds += (source.max_documents or 0) / DOCUMENTS_PER_SECOND
                     tokens += (source.max_documents or 0) * TOKENS_PER_DOCUMENT
-                case SourceKind.files if not done:  # finished shards are used without their text
-                    size = sum(os.path.getsize(path) for path in find_files(source))
-                    seconds += size / BYTES_PER_SECOND / count_cores()
-                    tokens += size * TOKENS_PER_BYTE
+                case SourceKind.files:
+                    # Finished shards are used without their text.
+                    with contextlib.suppress(InputError) if done else contextlib.nullcontext():
+                        size = sum(os.path.getsize(path) for path in find_files(source))
+                        seconds += size / BYTES_PER_SECOND / count_cores()
+                        tokens += size * TOKENS_PER_BYTE
                 case SourceKind.huggingface:
                     basis = f'not timed: downloads, see {recipe}'
         disk = HUB_TOKENS.get(Path(recipe).stem, tokens) * SHARD_BYTES_PER_TOKEN * (step.kind is Kind.shards)

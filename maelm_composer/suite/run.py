@@ -106,10 +106,10 @@ def make_and_print(suite: Suite, artefacts: Sequence[Artefact]) -> int:
     with telling_of_stop(STOPPED), start_suite(suite, artefacts, partial(print, flush=True)) as (settled, note):
         run_suite(settled, artefacts, note)
     page, made = report(suite.scale, suite.results)
-    tables = {artefact.name: made[artefact.name] for artefact in artefacts}
+    tables = {artefact.name: made[artefact.name] for artefact in artefacts if artefact.name in made}
     print_tables(suite.scale, tables)
     print(f'report: {page}')
-    return int(any(row.is_missing for rows in tables.values() for row in rows))
+    return int(len(tables) < len(artefacts) or any(row.is_missing for rows in tables.values() for row in rows))
 
 
 def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = None) -> None:

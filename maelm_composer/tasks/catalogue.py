@@ -10,7 +10,7 @@ from maelm_composer.config import TaskConfig, TaskKind, TaskSource
 from maelm_composer.errors import InputError
 
 CLASSIFICATION, REGRESSION, SPAN = TaskKind.classification, TaskKind.regression, TaskKind.span
-METRICS = {  # that a task of each kind may list
+METRICS_OF_KIND = {  # that a task of each kind may list
     CLASSIFICATION: ('accuracy', 'f1', 'matthews'),
     REGRESSION: ('spearman', 'pearson'),
     SPAN: ('best_exact', 'best_f1', 'exact', 'f1', 'best_exact_threshold', 'best_f1_threshold'),
@@ -78,7 +78,7 @@ class Task(TaskConfig):
     def list_metrics(self) -> list[Metric]:
         """All metrics in a record; of several evaluation splits, the names begin with the split's."""
         splits = self.eval_splits
-        kinds = self.metrics or METRICS[self.kind][: 1 if self.kind is CLASSIFICATION else None]
+        kinds = self.metrics or METRICS_OF_KIND[self.kind][: 1 if self.kind is CLASSIFICATION else None]
         return [Metric(f'{split}_{kind}' if splits[1:] else kind, split, kind) for split in splits for kind in kinds]
 
     def find_source(self, configured: TaskSource) -> TaskSource:
@@ -174,8 +174,8 @@ def _list_faults(name: str, task: TaskConfig) -> Iterator[str]:
     if task.metrics and task.metrics[0].endswith('_threshold'):
         yield f'.metrics: the first is the score, and {task.metrics[0]} is none: name another one first'
     for metric in task.metrics:
-        if metric not in METRICS[task.kind]:
-            yield f'.metrics: {metric} is no metric of a {task.kind.name} task: {", ".join(METRICS[task.kind])}'
+        if metric not in METRICS_OF_KIND[task.kind]:
+            yield f'.metrics: {metric} is no metric of a {task.kind.name} task: {", ".join(METRICS_OF_KIND[task.kind])}'
         if task.kind is CLASSIFICATION and metric in OF_TWO_CLASSES and num_labels != 2:
             yield f'.metrics: {metric} is defined for two classes, and label_names has {num_labels}'
     if bool(task.files) == (task.dataset is not None):

@@ -1,5 +1,6 @@
 """The ladder's rows, from records whose numbers are easy to check by hand."""
 
+import dataclasses
 import html
 import json
 import math
@@ -203,7 +204,8 @@ def test_one_rung_has_no_trend_and_a_loss_that_never_falls_is_said(archive):
     trends = [r for r in rows if 'ten times' in r.row]
     assert {r.note for r in trends} == {'a slope needs two rungs of at least three pretraining seeds'}
     never = find(rows, 'MAE-LM', 'departure')[3e13]
-    assert (never.value, never.note) == (math.inf, 'never in 1 of 3 seeds')
+    assert (never.value, never.note, never.is_missing) == (math.inf, 'never in 1 of 3 seeds', False)
+    assert dataclasses.replace(never, note=f'{never.note}; run 9 is not recorded').is_missing
 
 
 def test_the_page_has_a_table_of_the_verdicts_of_every_rung(archive):

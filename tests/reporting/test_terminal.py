@@ -20,7 +20,7 @@ ROWS = {
         Row('demo', 'figure1', 'RoBERTa', 'rank_real', 'rank', value=30.0, x=1, x_unit='layer'),
         Row('demo', 'figure1', 'RoBERTa − MAE-LM', 'rank_real', 'rank', value=2.0, x=3e13, x_unit='FLOPs',
             verdict='fails: 3'),
-        Row('demo', 'figure1', 'growth of the rank', 'RoBERTa', 'rank', value=2.0, verdict='undecided: one'),
+        Row('demo', 'figure1', 'growth of the rank', 'RoBERTa', 'rank', value=2.0, verdict='undecided: 1', note='no 9'),
     ],
 }  # fmt: skip
 
@@ -46,4 +46,5 @@ def test_tables_are_whole_and_figures_show_their_claims(text):
     assert not re.search(r'\b30\b', text)  # no claim, but a number of a figure
     assert find_cells(text, 'growth of')[-1] == 'undecided'
     assert 'table2: 1 of 4 numbers are missing' in text
+    assert 'figure1: 1 of 3 numbers lack seeds; the page says which' in text
     assert text.strip().endswith("Scale demo: not comparable with the paper's absolute numbers.")

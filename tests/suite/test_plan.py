@@ -17,6 +17,7 @@ from maelm_composer.processor import name_processor
 from maelm_composer.records import parse_pretraining
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, find_artefact
 from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.suite import plan
 from maelm_composer.suite.cost import Device, count_finetuning_flops, describe_device
 from maelm_composer.suite.plan import Forecast, plan_suite, print_budget, print_plan, sum_seconds
 from maelm_composer.suite.steps import Kind, list_steps, load_suite
@@ -225,11 +226,12 @@ def test_an_own_task_costs_what_its_rows_do(own, tmp_path):
 
 def test_a_budget_does_not_depend_on_the_runs_that_are_here(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    print_budget(8, 'H100', 24.0, ['medium'])
+    monkeypatch.setattr(plan, 'SCALES', ('medium',))
+    print_budget(8, 'H100', 24.0)
     before = capsys.readouterr().out
     (tmp_path / 'runs/suite/medium').mkdir(parents=True)
     (tmp_path / 'runs/suite/medium/precision.txt').write_text('fp32\n')
-    print_budget(8, 'H100', 24.0, ['medium'])
+    print_budget(8, 'H100', 24.0)
     assert capsys.readouterr().out == before
 
 
@@ -249,8 +251,9 @@ def test_shards_of_files_are_about_as_large_as_their_compressed_text(tmp_path, m
     assert shards.disk_bytes == pytest.approx(1.28e8)
 
 
-def test_a_budget_says_what_fits(capsys):
-    print_budget(8, 'H100', 24.0, ['base'])
+def test_a_budget_says_what_fits(capsys, monkeypatch):
+    monkeypatch.setattr(plan, 'SCALES', ('base',))
+    print_budget(8, 'H100', 24.0)
     lines = capsys.readouterr().out.splitlines()
     (last,) = [line for line in lines if line.startswith('8 × H100')]
     assert '192 GPU-hours' in last

@@ -19,6 +19,7 @@ from maelm_composer.reporting.artefacts import (
     OWN,
     ROBERTA,
     RUNGS,
+    RUNGS_OF,
     find_artefact,
 )
 from maelm_composer.suite.steps import Kind, choose_artefacts, list_saved_samples, list_steps, load_suite
@@ -120,6 +121,8 @@ def test_the_ladder_of_batches_of_32_shares_the_first_rung_and_lacks_the_last(tm
     suite, ladder = load_suite('ladder_batch_32', tmp_path), load_suite('ladder', tmp_path)
     models = {step.model for step in list_steps(suite, suite.artefacts) if step.kind is Kind.pretraining}
     assert Counter(Path(model.overlays[0]).stem for model in models) == {'3e13': 20, '1e14': 15, '3e14': 10}
+    for rung in RUNGS_OF[suite.scale]:
+        assert count_training_flops(suite.load_pretraining(rung.roberta)) == pytest.approx(rung.flops, rel=0.01)
     for model in models:
         own, theirs = suite.load_pretraining(model), ladder.load_pretraining(model)
         assert own.training.global_train_batch_size == 32

@@ -104,7 +104,7 @@ def test_visible_and_masked_positions_are_the_collators():
 
 def test_the_document_holds_the_tables():
     text = (ROOT / 'docs/scaling.md').read_text()
-    tables = scaling.draw_tables(str(ROOT / 'yamls'))
+    tables = scaling.draw_tables()
     assert len(tables) == 4
     for name, table in tables.items():
         assert f'\n\n{table}\n' in text, f'{name} is out of date: python -m bench.scaling prints it'
