@@ -165,7 +165,7 @@ def read_record(run: str) -> Pretraining | None:
 
 
 def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
-    """The model section of a run's recipe, or of a fine-tuned model's description."""
+    """The model section of a run's recipe, or of a fine-tuned model's description. Raises as :func:`read_recipe`."""
     if checkpoint.run is None:
         try:
             plain: dict[str, Any] = checkpoint.read_description()['config'] | {'decoder': None}
@@ -180,7 +180,11 @@ def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
 
 
 def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, 'Tensor'], str]:
-    """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex)."""
+    """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex).
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
     uri = join(checkpoint.uri, WEIGHTS)
     hashes = checkpoint.read_description().get('hashes', {})
     with _as_local_file(uri) as path:
@@ -197,7 +201,7 @@ def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, 'Ten
 
 
 def read_recipe(checkpoint: EncoderFolder) -> PretrainingConfig:
-    """The recipe of a pretraining run."""
+    """The recipe of a pretraining run. Raises InputError if it is missing or cannot be read."""
     assert checkpoint.run is not None
     with _as_local_file(join(checkpoint.run, RECIPE)) as path:
         return load_config(PretrainingConfig, [str(path)])

@@ -97,7 +97,11 @@ def name_sources(sources: list[SourceConfig]) -> str:
 
 
 def find_files(source: SourceConfig) -> list[str]:
-    """The files that the globs of ``source`` match, without duplicates, sorted within each glob."""
+    """The files that the globs of ``source`` match, without duplicates, sorted within each glob.
+
+    Raises:
+        InputError: there is no glob, or one that is no local path or matches no file.
+    """
     if not source.paths:
         raise InputError('a source of kind files needs paths: a list of globs')
     found: dict[str, None] = {}

@@ -50,6 +50,7 @@ class MaskingCollator:
     predicts_every_token: bool = False  # for the autoregressive decoder, which predicts the whole row
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
+        """B samples -> a batch. Raises InputError if a row has too few tokens to mask."""
         ids = np.stack([sample['input_ids'] for sample in samples]).astype(np.int64)
         rows = np.array([sample['row'] for sample in samples], np.int64)
         epochs = np.array([sample['epoch'] for sample in samples], np.int64)
