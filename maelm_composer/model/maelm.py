@@ -36,7 +36,7 @@ class MaskedLMHead(nn.Module):
 
     @torch.no_grad()
     def set_unigram_bias(self, id_counts: Sequence[int]) -> None:
-        """Set the bias to log((count + 1) / (total + V)) of the (V,) counts, the tokens' log frequencies in the training text.
+        """Set the bias to log((count + 1) / (total + V)) of (V,) counts, the log frequencies in the training text.
 
         With a zero bias the first steps push the output of every layer towards a constant that predicts these
         frequencies, and a small model keeps that output for millions of tokens (docs/deviations.md).
