@@ -100,7 +100,7 @@ def record_ending(folder: RunFolder, say: Callable[[str], None]) -> Iterator[Non
 def end_before_training(rank: int, speaks: bool, tell: Callable[[str], None]) -> None:
     """End this rank because ``rank``, of this machine, has ended before the run has a record that could say why."""
     if speaks:
-        reason = f'if it gave no reason and nobody stopped it, it was killed, most likely because memory ran out: {LESS_MEMORY}'
+        reason = f'if it gave no reason, it was stopped or killed, the latter for want of memory: {LESS_MEMORY}'
         line = f'rank {rank} ended before the training began; {reason}'
         print(f'error: {line}', file=sys.stderr, flush=True)
         tell(line)

@@ -144,7 +144,7 @@ def test_a_rank_killed_before_the_training_is_named_by_the_other(tmp_path, monke
     assert codes[killed] == -signal.SIGKILL
     assert codes[1 - killed] == 2, (tmp_path / f'{1 - killed}').read_text()
     said = (tmp_path / f'{1 - killed}').read_text()
-    assert said.startswith(f'error: rank {killed} ended before the training began; if it gave no reason and')
+    assert said.startswith(f'error: rank {killed} ended before the training began; if it gave no reason, ')
     assert said.count('\n') == 1
 
 
