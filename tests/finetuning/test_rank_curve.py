@@ -52,14 +52,14 @@ def test_the_first_point_is_the_checkpoints_own(configure, monkeypatch):
     wanted = int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
     assert record.rank_curve[0].effective_rank == wanted
     model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, 0.1, seed=1).train()
-    assert measure_last_layer(model.encoder, inputs, (0, 1, 2), pad_id=1) == wanted
+    assert measure_last_layer(model.encoder, inputs, (0, 1, 2), pad_id=1, batch_size=64) == wanted
 
     total = sum(inputs.lengths)
     monkeypatch.setattr(fit, 'MAX_RANK_TOKENS', total // 2 + 1)  # every second row
     seen = []
     monkeypatch.setattr(fit, 'collate', lambda i, rows, pad_id: seen.extend(rows) or collate(i, rows, pad_id))
-    measure_last_layer(model.encoder, inputs, (0, 1, 2), pad_id=1)
+    measure_last_layer(model.encoder, inputs, (0, 1, 2), pad_id=1, batch_size=64)
     assert sorted(seen) == list(range(0, len(inputs), 2))
 
     with pytest.raises(InputError, match='0 rows'):
-        measure_last_layer(model.encoder, Inputs([np.array([0, 2])], np.zeros(1)), (0, 1, 2), pad_id=1)
+        measure_last_layer(model.encoder, Inputs([np.array([0, 2])], np.zeros(1)), (0, 1, 2), pad_id=1, batch_size=64)
