@@ -125,7 +125,10 @@ class Cell:
         return None if self.missing else estimate(self.terms)
 
 
-def combine(parts: Sequence[tuple[float, Cell]], are_rungs: bool = False) -> Cell:
+Parts = Sequence[tuple[float, Cell]]  # weights of a sum
+
+
+def combine(parts: Parts, are_rungs: bool = False) -> Cell:
     """Σ weight × cell, paired by pretraining seed; missing where a cell is missing, or no seed is common to all cells.
 
     Args:
@@ -224,14 +227,23 @@ def subtract(left: Cell, right: Cell) -> Cell:
 
 def subtract_relative(left: Cell, right: Cell, base: Cell | None = None) -> Cell:
     """(left − right) / base in percent, within each pretraining seed; ``base`` is ``right`` if not given."""
-    base = right if base is None else base
-    both = combine([(1.0, left), (-1.0, right), *([] if base is right else [(0.0, base)])])
+    return relate([(1.0, left), (-1.0, right)], [(1.0, right if base is None else base)])
+
+
+def relate(gap: Parts, base: Parts, are_rungs: bool = False) -> Cell:
+    """Σ ``gap`` / Σ ``base`` in percent, within each pretraining seed; the arguments are those of :func:`combine`."""
+    both = combine([*gap, *((0.0, cell) for _, cell in base if all(cell is not other for _, other in gap))], are_rungs)
     if both.missing:
         return both
-    bases, gaps = sum_by_seed(base.terms), sum_by_seed(both.terms)
+    if any(term.group for term in both.terms):
+        return Cell(missing=f'a ratio needs {ENOUGH_SEEDS} pretraining seeds that both rungs have')
+    bases, gaps = sum_by_seed(combine(base, are_rungs).terms), sum_by_seed(both.terms)
     values = {seed: [100 * gap / bases[seed]] for seed, gap in gaps.items()}
     scale = 100 / float(np.mean([bases[seed] for seed in gaps]))
     share = float(np.mean([gap / bases[seed] for seed, gap in gaps.items()]))
     # The derivative of gap / base: the base's own rounding moves the ratio, too.
-    linear = [(1.0, left), (-1.0 - share, right)] if base is right else [(1.0, left), (-1.0, right), (-share, base)]
-    return replace(both, terms=(Term(1.0, values, rounding=scale**2 * _measure_rounding(combine(linear).terms)),))
+    of_base = {id(cell): weight for weight, cell in base}
+    linear = [(weight - share * of_base.pop(id(cell), 0.0), cell) for weight, cell in gap]
+    linear += [(-share * weight, cell) for weight, cell in base if id(cell) in of_base]
+    rounding = scale**2 * _measure_rounding(combine(linear, are_rungs).terms)
+    return replace(both, terms=(Term(1.0, values, rounding=rounding),))

@@ -3,7 +3,8 @@
 import io
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,16 @@ from matplotlib.ticker import MaxNLocator
 
 from maelm_composer.files import write_bytes
 from maelm_composer.reporting.artefacts import (
-    LADDER,
     MASK_IN_ENCODER,
     PAPER_SETTINGS,
     ROBERTA,
-    find_artefact,
     label_of,
 )
 from maelm_composer.reporting.cells import ENOUGH_SEEDS
-from maelm_composer.reporting.figure3 import LEAD
+from maelm_composer.reporting.forest import draw_claims
 from maelm_composer.reporting.ladder import AT_EQUAL_FLOPS
-from maelm_composer.reporting.page import format_x, name_claim
-from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, RANK, WORDS, Row
+from maelm_composer.reporting.page import format_x
+from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, RANK, Row
 
 Style = dict[str, Any]
 Points = list[tuple[float, Row]]
@@ -52,20 +51,6 @@ LIGHT: Style = {'color': '#e07b39', 'marker': 's', 'linestyle': '--'}
 MIDDLE: Style = {'color': '#5d8a66', 'marker': '^', 'linestyle': ':'}
 DOTTED: Style = {'linewidth': 0.8, 'linestyle': (0, (1, 2))}
 STYLES = {'RoBERTa': DARK, 'MAE-LM': LIGHT}
-# Of the figure of all claims: the labels of its axes by unit, and the color and the marker of a verdict.
-AXES = {
-    'points': 'points',
-    'rank': 'dimensions of the effective rank',
-    'percent': "% of RoBERTa's rank",
-    'share': 'share',
-    'points a decade': 'points for ten times the compute',
-    'percent a decade': "% of RoBERTa's rank for ten times the compute",
-}
-AXES[LEAD] = "share of RoBERTa's time"  # of its own: other shares are not of time
-MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#a12622', 'X'), ('#12355b', 's'), ('#777777', 'D')), strict=True))
-# Inches: height of a claim, space below a panel, space left of it for labels, width of the figure.
-LINE, SPACE, LABELS, WIDTH = 0.27, 0.6, 6.8, 12.2
-LABEL_LENGTH = 90  # characters of a line of a label, which fit into LABELS
 TITLE_LENGTH = 50  # of a panel's title
 
 
@@ -109,11 +94,12 @@ def draw_figure3(rows: Sequence[Row]) -> Figure:
 
 
 def draw_figure4(rows: Sequence[Row]) -> Figure:
-    columns = list(dict.fromkeys(r.column for r in rows if r.x is not None and r.value is not None))
+    found = Counter(r.column for r in rows if r.x is not None and r.value is not None)
+    columns = [column for column in found if found[column] > 1] or [*found]  # one point is no curve
     figure, panels = _panels(len(columns))
-    for panel, column, style in zip(panels, columns, (DARK, LIGHT, MIDDLE, DARK), strict=False):
+    for panel, column in zip(panels, columns, strict=True):
         points = _find(rows, column)
-        _plot(panel, points, None, style)
+        _plot(panel, points, None, LIGHT)
         paper = [(r.x, r.paper) for _, r in points if r.paper is not None]
         if paper and points[0][1].scale in PAPER_SETTINGS:
             panel.plot(*zip(*paper, strict=True), label='paper', linewidth=0, marker='x', color='#555555')
@@ -122,8 +108,13 @@ def draw_figure4(rows: Sequence[Row]) -> Figure:
             panel.text(0.0, 1.02, f'paper, base: {numbers}', transform=panel.transAxes, fontsize=8, color='#555555')
         unit = points[0][1].unit
         label = {PERCENT: f'{label_of(column)} [%]', RANK: '0.9-effective rank'}.get(unit, unit)
-        title = '' if unit in (PERCENT, RANK) else label_of(column)
-        _finish(panel, title, 'δ, share of the [MASK]s that the encoder sees', label, whole=False)
+        _finish(
+            panel,
+            '' if unit == PERCENT else label_of(column),
+            'δ, share of the [MASK]s that the encoder sees',
+            label,
+            whole=False,
+        )
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1])
     return figure
 
@@ -162,9 +153,11 @@ def draw_training(rows: Sequence[Row]) -> Figure:
     figure, (panel,) = _panels(1)
     for model, style in STYLES.items():
         thin = {**style, 'marker': '', 'linestyle': '-', 'linewidth': 0.8}
-        _plot(panel, _find(rows, 'train_loss', model), None, thin)
+        _plot(panel, _find(rows, 'train_loss', model), f'{model}, training', thin)
         _plot(panel, _find(rows, 'eval_loss', model), f'{model}, validation', style)
-    _finish(panel, 'thin: training loss', 'samples', 'loss at masked positions [nats]', whole=False)
+    if losses := [row.value or 0.0 for _, row in _find(rows, 'eval_loss')]:  # the first training losses are far above
+        panel.set_ylim(0.97 * min(losses), 1.03 * max(losses))
+    _finish(panel, '', 'samples', 'loss at masked positions [nats]', whole=False)
     return figure
 
 
@@ -181,7 +174,7 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
         _finish(panel, label_of(column), "FLOPs of the model's own pretraining", label, whole=False)
     gaps = {
         'eval_loss': 'validation loss [nats]',
-        'real_rank_excess': "effective rank [% of RoBERTa's rank]",
+        'real_rank_excess': "effective rank [% of RoBERTa's]",
         'quick_avg': 'score [points]',
     }
     for panel, (column, label) in zip(panels[1], gaps.items(), strict=True):
@@ -196,8 +189,7 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
         panel.axhline(0, color='#555555', linewidth=0.8)
         paper = next((row.paper for _, row in points if row.paper is not None), None)
         if paper is not None:
-            panel.axhline(paper, color='#555555', **DOTTED)
-            panel.text(1, paper, 'paper, base', transform=panel.get_yaxis_transform(), ha='right', va='bottom', size=8)
+            panel.axhline(paper, color='#555555', label="the paper's, base", **DOTTED)
         _finish(panel, GAP, "FLOPs of RoBERTa's pretraining", label, whole=False)
     budgets = sorted({row.x for row in rows if row.x is not None})
     for line, shown in zip(panels, ((*budgets, *costs.values()), budgets), strict=True):
@@ -207,49 +199,6 @@ def draw_ladder(rows: Sequence[Row]) -> Figure:
             panel.set_xlim(0.85 * min(shown), 1.15 * max(shown))
             panel.minorticks_off()
     return figure
-
-
-def draw_claims(tables: Mapping[str, Sequence[Row]]) -> Figure:
-    """Every claim of a scale: one panel for each unit, one line for each claim."""
-    panels: dict[str, list[Row]] = {}
-    for rows in tables.values():
-        for row in rows:
-            if row.is_claim:
-                panels.setdefault(row.column if row.column == LEAD else row.unit, []).append(row)
-    height = sum(LINE * len(found) + SPACE for found in panels.values())
-    figure, top = Figure(figsize=(WIDTH, height)), height
-    left = LABELS / WIDTH
-    # Panels are placed by hand, as the last digits of a layout engine's result vary from run to run.
-    for unit, found in panels.items():
-        top -= LINE * len(found) + SPACE
-        axis = figure.add_axes((left, (top + SPACE) / height, 0.98 - left, LINE * len(found) / height))
-        _draw_panel(axis, unit, found, is_named=len(tables) > 1)
-    return figure
-
-
-def _draw_panel(axis: Axes, unit: str, claims: Sequence[Row], is_named: bool) -> None:
-    for line, row in enumerate(claims):
-        color, marker = MARKERS[row.word]
-        if row.margin is not None:
-            axis.plot(
-                [-row.margin, row.margin], [line, line], color='#b8c0ca', linewidth=5, zorder=1, solid_capstyle='butt'
-            )
-        if row.drawn_interval:
-            axis.plot(row.drawn_interval, [line, line], color=color, linewidth=1.6, zorder=2)
-        filling = color if row.pretraining_seeds >= ENOUGH_SEEDS else 'white'
-        axis.plot([row.value or 0.0], [line], marker, color=color, markerfacecolor=filling, zorder=3)
-        if row.paper is not None and row.difference is not None:  # ranks of a small model are not compared
-            axis.plot([row.paper], [line], '|', color='#e07b39', markersize=11, markeredgewidth=2, zorder=2)
-    axis.axvline(0, color='#555555', linewidth=0.8)
-    labels = []
-    for row in claims:
-        of_artefact = f'{find_artefact(row.artefact).label}: ' if is_named and row.artefact != LADDER.name else ''
-        labels.append(textwrap.fill(of_artefact + name_claim(row, ', '), LABEL_LENGTH))
-    axis.set_yticks(range(len(claims)), labels)
-    axis.set_ylim(len(claims) - 0.4, -0.6)
-    axis.set_xlabel(AXES.get(unit, unit))
-    axis.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))  # short numbers, which do not overlap
-    axis.grid(False, axis='y')
 
 
 DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure]] = {
@@ -294,7 +243,7 @@ def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
 
 
 def _plot(panel: Axes, points: Points, label: str | None, style: Style) -> None:
-    """Draw a line with 95 % intervals as bars; points of too few pretraining seeds for an interval are hollow."""
+    """Draw a line; at markers, 95 % intervals as bars, and hollow points where there are too few seeds for one."""
     known: Any = [(x, r.value, r.drawn_interval) for x, r in points if r.value is not None]
     if not known:
         return
@@ -304,7 +253,7 @@ def _plot(panel: Axes, points: Points, label: str | None, style: Style) -> None:
             hollow = {**style, 'linestyle': '', 'markerfacecolor': 'white'}
             panel.plot([x], [row.value], **{'markersize': 5, **hollow})
     for x, value, interval in known:
-        if interval:
+        if interval and style['marker']:
             low, high = interval
             panel.errorbar(x, value, [[value - low], [high - value]], color=style['color'], capsize=3, linewidth=1.2)
 

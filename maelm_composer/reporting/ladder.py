@@ -18,7 +18,16 @@ from maelm_composer.reporting.artefacts import (
     Model,
     Rung,
 )
-from maelm_composer.reporting.cells import ENOUGH_SEEDS, Cell, combine, note_never, slope, subtract, subtract_relative
+from maelm_composer.reporting.cells import (
+    ENOUGH_SEEDS,
+    Cell,
+    combine,
+    note_never,
+    relate,
+    slope,
+    subtract,
+    subtract_relative,
+)
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.rows import (
     MARGIN_RANK_SHARE,
@@ -119,12 +128,17 @@ def _compare_at_equal_flops(builder: RowBuilder, label: str, cells: Cells, rung:
     That RoBERTa's numbers are interpolated, linearly in log FLOPs, between the RoBERTas of ``rung`` and ``above``.
     """
     rows, cost = [], cells[FLOPS][label][rung]
-    for name, unit in ((LOSS, 'nats'), (REAL, RANK), (QUICK_AVERAGE.name, POINTS)):
-        gap, baselines = cost, cells[name][ROBERTA.label]
+    for name, unit in ((LOSS, 'nats'), (REAL, RANK), (RELATIVE, PERCENT), (QUICK_AVERAGE.name, POINTS)):
+        read = REAL if name == RELATIVE else name
+        gap, baselines = cost, cells[read][ROBERTA.label]
         if cost.estimate is not None:
             weight = math.log(cost.estimate.value / rung.flops) / math.log(above.flops / rung.flops)
-            same_rows = combine([(1.0, cells[name][label][rung]), (weight - 1, baselines[rung])])
-            gap = combine([(1.0, same_rows), (-weight, baselines[above])], are_rungs=True)
+            here, there = (weight - 1, baselines[rung]), (-weight, baselines[above])
+            ours = cells[read][label][rung]
+            gap = combine([(1.0, combine([(1.0, ours), here])), there], are_rungs=True)
+            if name == RELATIVE:
+                theirs = [(-weight, cell) for weight, cell in (here, there)]
+                gap = relate([(1.0, ours), here, there], theirs, are_rungs=True)
         row = builder.value(f'{label} − {ROBERTA.label} {AT_EQUAL_FLOPS}', name, unit, gap)
         if row.value is not None and (rates := _name_rates(gap.runs)):
             row = replace(row, verdict=f'{row.verdict}; interpolated {rates}')

@@ -12,10 +12,10 @@ from typing import Any
 import jinja2
 
 from maelm_composer.records import FinetuningRecord, PretrainingRecord
-from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS, RUN_NAMES, find_artefact, label_of
+from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS, RUN_NAMES, RUNGS_OF, find_artefact, label_of
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.ladder import TREND
-from maelm_composer.reporting.rows import CONSTANT, GAP, NO_DIFFERENCE, NOT_COMPARABLE, PERCENT, UNDECIDED, WORDS, Row
+from maelm_composer.reporting.rows import CONSTANT, GAP, NO_DIFFERENCE, NOT_COMPARABLE, PERCENT, WORDS, Row
 from maelm_composer.statistics import ALPHA
 
 CLAIMS = 'claims'  # the name of the figure of all claims
@@ -36,6 +36,13 @@ DIGITS = {
     **dict.fromkeys(('tokens', 'samples'), 0),
 }
 MOST_DIGITS = 5
+SIZES = {  # of a ladder's models
+    'rows of a batch': 'training.global_train_batch_size',
+    'layers of the encoder': 'model.num_hidden_layers',
+    "of MAE-LM's decoder": 'model.decoder.num_hidden_layers',
+    'width': 'model.hidden_size',
+    'learning rate': 'optimizer.learning_rate',
+}
 CORE_WATTS, GPU_WATTS = 10.0, 700.0  # assumed, of a busy CPU core with its share of the machine, and of an H100 or H200
 
 
@@ -73,6 +80,7 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         shares_runs=evidence.scale in RUN_NAMES,
         findings=_describe_findings(tables),
         models=_describe_models(evidence),
+        rungs=_lay_out_rungs(evidence),
         cost=_describe_cost(evidence),
         images={name: base64.b64encode(picture).decode() for name, picture in pictures.items()},
         sections=[_make_section(name, rows, name in pictures) for name, rows in tables.items()],
@@ -143,16 +151,19 @@ def _collect_provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
 def _describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, str, dict[str, Any]]]:
     """(label, sentence, table) for every artefact with a judged claim.
 
-    The sentence is the paper's claim with the verdicts by kind or, where claims have an x, with the table of verdicts.
+    The sentence is the paper's claim with the verdicts by kind. Where claims have an x, a table has all verdicts.
     """
     found = []
     for name, rows in tables.items():
         if claims := [row for row in rows if row.is_claim]:
             artefact, verdicts = find_artefact(name), _lay_out_verdicts(claims)
+            # Where there is a table, only the paper's comparison is counted.
+            own = [row for row in claims if row.row == GAP and verdicts] or claims
             parts = [
-                _describe_verdict(word, [row for row in claims if row.word == word], len(claims)) for word in WORDS
+                _describe_verdict(word, [row for row in own if row.word == word], len(own), not verdicts)
+                for word in WORDS
             ]
-            text = 'the table below' if verdicts else '; '.join(filter(None, parts))
+            text = '; '.join(filter(None, parts)) + ' (table)' * bool(verdicts)
             found.append((artefact.label, f'Claim: {artefact.claim}. Here, of what is recorded: {text}.', verdicts))
     return found
 
@@ -174,11 +185,11 @@ def _lay_out_verdicts(claims: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _describe_verdict(word: str, claims: Sequence[Row], total: int) -> str:
+def _describe_verdict(word: str, claims: Sequence[Row], total: int, are_named: bool) -> str:
     if not claims:
         return ''
     count = f'{word} for {len(claims)} of {total}'
-    if len(claims) > NAMED or (word == UNDECIDED and len(claims) == total):
+    if len(claims) > NAMED or not are_named:
         return count
     return f'{count} (' + ', '.join(_name(row) for row in claims) + ')'
 
@@ -277,6 +288,25 @@ def _describe_models(evidence: Evidence) -> str:
         f'Encoders of {layers} layers of width {width}, pretrained on {samples:,} rows of {length} tokens in batches '
         f'of {batch} rows.'
     )
+
+
+def _lay_out_rungs(evidence: Evidence) -> list[dict[str, str]]:
+    """The sizes and settings of each rung's models by their titles; empty at scales that are no ladder."""
+    found = []
+    for rung in RUNGS_OF.get(evidence.scale, ()):
+        ours, theirs = evidence.find_runs(rung.mae_lm), evidence.find_runs(rung.roberta)
+        flops = [run.flops for run in (*ours[:1], *theirs[:1]) if run.flops]
+        if len(flops) == 2 and ours[0].identity.keys() >= {*SIZES.values()}:
+            found.append(
+                {
+                    "FLOPs of RoBERTa's pretraining": format_x(rung.flops),
+                    "MAE-LM's, times as many": f'{flops[0] / flops[1]:.2f}',
+                    'rows': f'{ours[0].samples:,}',
+                    **{title: f'{ours[0].identity[key]:g}' for title, key in SIZES.items()},
+                    'pretraining seeds': str(min(len(ours), len(theirs))),
+                }
+            )
+    return found
 
 
 def _describe_cost(evidence: Evidence) -> str:

@@ -103,6 +103,11 @@ def test_at_equal_flops_roberta_lies_between_its_rungs(rows, archive):
     assert (losses[3e13].verdict, losses[3e13].p, losses[3e13].unit) == (NOT_COMPARABLE, None, 'nats')
     assert 'no finished pretraining run ladder-3e14' in losses[1e14].note
     assert list(losses) == [3e13, 1e14, 3e14]  # above the last rung there is none
+    ranks, shares = (find(rows, 'MAE-LM − RoBERTa at equal FLOPs', name) for name in ('rank_real', 'real_rank_excess'))
+    assert shares[1e14].note == ranks[1e14].note
+    roberta = find(rows, 'RoBERTa', 'rank_real')
+    middle = (roberta[3e13].value + roberta[1e14].value) / 2  # MAE-LM takes as much as this RoBERTa
+    assert shares[3e13].value == pytest.approx(100 * ranks[3e13].value / middle)
     (gap,) = find(rows, 'MAE-LM, one decoder layer − RoBERTa at equal FLOPs', 'quick_avg').values()
     assert gap.value == pytest.approx(-3.1)  # both rungs' RoBERTas are equally good
     old = archive('ladder')  # as recorded by an earlier version
@@ -122,6 +127,8 @@ def test_rungs_with_too_few_common_seeds_are_independent(archive):
     parts = 4.302653 * 0.005 / math.sqrt(3), 12.706205 * 0.0025
     assert loss.high - loss.value == pytest.approx(math.hypot(*parts))
     assert loss.pretraining_seeds == 2
+    share = find(rows, 'MAE-LM − RoBERTa at equal FLOPs', 'real_rank_excess')[3e13]
+    assert share.note == 'a ratio needs 3 pretraining seeds that both rungs have'
 
 
 def test_what_mask_adds_to_roberta_is_judged_at_every_rung(rows):
