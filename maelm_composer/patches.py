@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # shards are read without Composer, whose import takes longer
     from composer import Trainer
 
 SECONDS_OF_SILENCE = 30
+BOOT_ID = Path('/proc/sys/kernel/random/boot_id')  # Linux; of a machine until it starts again
 VERSIONS = {'mosaicml': '0.32.1', 'mosaicml-streaming': '0.13.0'}  # the releases that have the faults
 
 
@@ -205,8 +206,9 @@ class RobustStreamingDataset(StreamingDataset):
 def _one_job_at_a_time() -> Iterator[None]:
     """Let one of the user's jobs on these machines choose its shared-memory prefix at a time. Called by every rank."""
     gc.collect()  # so that the prefix of an earlier dataset of this process is free on every rank or on none
-    name = f'maelm-{os.getuid()}-{socket.gethostname()}.lock'  # machines may share TMPDIR, but not their memory
-    lock = FileLock(Path(tempfile.gettempdir(), name), blocking=False)
+    # Machines may share TMPDIR, but not their memory. Containers of a machine may share both.
+    machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else socket.gethostname()
+    lock = FileLock(Path(tempfile.gettempdir(), f'maelm-{os.getuid()}-{machine}.lock'), blocking=False)
     start: float | None = time.monotonic()
     try:
         while True:

@@ -115,8 +115,9 @@ def find_text(
     facts = [length, CHARACTERS_PER_PACK, pieces, [hash_file(file) for file in files]]
     facts += [column] if column != SourceConfig.text_column else []  # records of earlier versions have no column
     names = [Path(file).name for file in files]
-    # The suffix decides how a file is read; records of earlier versions do not have that of the other formats.
-    facts += [['.txt']] if any('.txt' in Path(name).suffixes for name in names) else []
+    # The suffix decides how a file is read. Without .txt the key is that of earlier versions.
+    kinds = [Path(name.removesuffix('.gz').removesuffix('.zst')).suffix for name in names]
+    facts += [kinds] if '.txt' in kinds else []
     identity = {'kind': 'text', 'files': names, 'row_length': length, 'hash': hash_json(facts)}
     return RowSource(identity, open_rows, len(model_ids), model_ids)
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ NOT_THERE = (
     'a record of a finished task is missing: another conversion works in this folder, or the machines of the cluster '
     'do not share it (name a shared folder, or s3://)'
 )
+SECONDS_BETWEEN_LOOKS = 60  # at the object store, while no task ends
 FORMAT_VERSION = 3  # version of a task's output; to be raised when the same recipe gives other shards
 
 
@@ -201,11 +203,19 @@ def _convert(
         endpoint = os.environ.get(storage.ENDPOINT)  # another node's environment may have none
         shared = ray.put((tokenizer_json, dataclasses.replace(config, remote=home), recipe_hash, endpoint))
         running: dict[Any, int] = {}
-        with tqdm(unit=' tokens', unit_scale=True, desc='shards', dynamic_ncols=True, mininterval=0.5) as progress:
+        with (
+            tqdm(unit=' tokens', unit_scale=True, desc='shards', dynamic_ncols=True, mininterval=0.5) as progress,
+            tempfile.NamedTemporaryFile() as lock,
+        ):
 
             def collect(at_most: int) -> None:
                 while len(running) > at_most:
-                    (done,), _ = ray.wait(list(running), num_returns=1)
+                    ended, _ = ray.wait(list(running), num_returns=1, timeout=SECONDS_BETWEEN_LOOKS)
+                    if not ended:  # a task may wait for the object store, which only this process can tell
+                        look = partial(find_manifest, config.remote)
+                        storage.wait_out(look, config.remote, OUTAGE_MINUTES, Path(lock.name))
+                        continue
+                    (done,) = ended
                     task = running.pop(done)
                     keep(task, get_result(done))
                     if not (storage.is_s3(parts) or Path(parts, f'{task:05}.json').exists()):

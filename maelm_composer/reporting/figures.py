@@ -156,7 +156,7 @@ def draw_training(rows: Sequence[Row]) -> Figure:
         _plot(panel, _find(rows, 'train_loss', model), f'{model}, training', thin)
         _plot(panel, _find(rows, 'eval_loss', model), f'{model}, validation', style)
     if losses := [row.value or 0.0 for _, row in _find(rows, 'eval_loss')]:  # the first training losses are far above
-        panel.set_ylim(0.97 * min(losses), 1.03 * max(losses))
+        panel.set_ylim(top=1.03 * max(losses))
     _finish(panel, '', 'samples', 'loss at masked positions [nats]', whole=False)
     return figure
 

@@ -138,7 +138,7 @@ def _compare_at_equal_flops(builder: RowBuilder, label: str, cells: Cells, rung:
             gap = combine([(1.0, combine([(1.0, ours), here])), there], are_rungs=True)
             if name == RELATIVE:
                 theirs = [(-weight, cell) for weight, cell in (here, there)]
-                gap = relate([(1.0, ours), here, there], theirs, are_rungs=True)
+                gap = replace(relate([(1.0, ours), here, there], theirs, are_rungs=True), note=gap.note)
         row = builder.value(f'{label} − {ROBERTA.label} {AT_EQUAL_FLOPS}', name, unit, gap)
         if row.value is not None and (rates := _name_rates(gap.runs)):
             row = replace(row, verdict=f'{row.verdict}; interpolated {rates}')

@@ -12,7 +12,15 @@ from typing import Any
 import jinja2
 
 from maelm_composer.records import FinetuningRecord, PretrainingRecord
-from maelm_composer.reporting.artefacts import DEMO, PAPER_SETTINGS, RUN_NAMES, RUNGS_OF, find_artefact, label_of
+from maelm_composer.reporting.artefacts import (
+    DEMO,
+    PAPER_SETTINGS,
+    ROBERTA,
+    RUN_NAMES,
+    RUNGS_OF,
+    find_artefact,
+    label_of,
+)
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.ladder import TREND
 from maelm_composer.reporting.rows import CONSTANT, GAP, NO_DIFFERENCE, NOT_COMPARABLE, PERCENT, WORDS, Row
@@ -157,8 +165,8 @@ def _describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, s
     for name, rows in tables.items():
         if claims := [row for row in rows if row.is_claim]:
             artefact, verdicts = find_artefact(name), _lay_out_verdicts(claims)
-            # Where there is a table, only the paper's comparison is counted.
-            own = [row for row in claims if row.row == GAP and verdicts] or claims
+            # Where there is a table, only the paper's comparisons are counted.
+            own = [row for row in claims if row.row in (GAP, ROBERTA.label) and verdicts] or claims
             parts = [
                 _describe_verdict(word, [row for row in own if row.word == word], len(own), not verdicts)
                 for word in WORDS

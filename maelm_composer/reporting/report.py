@@ -13,7 +13,8 @@ from maelm_composer.files import write_text
 from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, RECIPES, artefacts_of, find_artefact
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.figure3 import build_figure3
-from maelm_composer.reporting.figures import DRAWINGS, draw_claims, write_figure
+from maelm_composer.reporting.figures import DRAWINGS, write_figure
+from maelm_composer.reporting.forest import draw_claims
 from maelm_composer.reporting.ladder import build_ladder
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.page import (

@@ -79,6 +79,8 @@ class CheckpointSaver(Callback):
             time.sleep(0.5)
             stop = self.signals.agree(state.device)
             self._send(state)
+        if is_last(state) and not stop:  # the last save and upload take the longest
+            stop = self.signals.agree(state.device)
         if stop:  # after the last batch, too: the caller, as a suite, must not go on
             where = f' in {self.folder.local}, not yet in {self.folder.uri}' if self.folder.unsent else ''
             raise Stopped(stop, f'saved at {samples:,} samples{where}')

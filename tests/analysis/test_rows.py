@@ -81,6 +81,15 @@ def test_text_in_another_column_has_the_same_rows_and_another_hash(folder, sourc
         assert (text.identity['hash'] == former) == (column == 'text')
 
 
+def test_text_that_is_read_otherwise_has_another_hash(pretrained, tmp_path):
+    hashes = set()
+    for name in ('text.txt', 'text.jsonl', 'text.txt.jsonl'):  # the same bytes
+        path = tmp_path / name
+        path.write_text(json.dumps({'text': 'a line'}))
+        hashes.add(find_text([str(path)], pretrained.tokenizer, 48).identity['hash'])
+    assert len(hashes) == 2
+
+
 def test_special_ids_in_other_places_are_mapped(folder):
     """A tokenizer with BERT's order of ids: [PAD] 0, [UNK], [CLS], [SEP], [MASK], words."""
     words = sorted(set((folder / 'text.txt').read_text().split()))

@@ -76,10 +76,12 @@ def test_a_conversion_waits_until_the_store_answers(shards, monkeypatch):
     storage._s3_client.cache_clear()
     boto3.client('s3', endpoint_url=server.url).create_bucket(Bucket='corpus')
     there = dataclasses.replace(shards, remote='s3://corpus/shards')
-    storage.write_folder(f'{there.remote}/tokenizer', Path(shards.remote, 'tokenizer'))
-    assert build_shards(there)[0].content_hash == load_manifest(shards.remote).content_hash
+    try:
+        storage.write_folder(f'{there.remote}/tokenizer', Path(shards.remote, 'tokenizer'))
+        assert build_shards(there)[0].content_hash == load_manifest(shards.remote).content_hash
+    finally:
+        server.stop()
     assert server.failed >= 6
-    server.stop()
 
 
 def test_a_shard_that_was_damaged_on_its_way_is_asked_for_again(tmp_path, monkeypatch):

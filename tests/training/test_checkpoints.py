@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 
 from maelm_composer.checkpoints.find import read_record
+from maelm_composer.checkpoints.names import name_checkpoint
 from maelm_composer.errors import InputError
 from maelm_composer.model.maelm import build_model
 from maelm_composer.records import UnfinishedPretraining, parse_pretraining
@@ -110,6 +112,21 @@ def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, 
         ) as error:
             find_resume_point(folder, model, is_sharded=True)
         assert '\n' not in str(error.value)
+
+
+def test_a_signal_while_the_last_checkpoint_is_written_ends_the_caller(recipe, monkeypatch):
+    publish = RunFolder.publish
+
+    def publish_and_stop(folder, *arguments):
+        publish(folder, *arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(RunFolder, 'publish', publish_and_stop)
+    with pytest.raises(SystemExit, match='143'):
+        pretrain(recipe(*SHORT))
+    monkeypatch.setattr(RunFolder, 'publish', publish)
+    assert os.readlink('runs/recipe/latest') == name_checkpoint(32)
+    assert pretrain(recipe(*SHORT)).status == 'finished'
 
 
 def test_the_record_of_a_resumed_run_names_all_that_it_was_trained_on(recipe, signal_after):
