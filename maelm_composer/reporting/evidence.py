@@ -189,7 +189,8 @@ class Evidence:
 
     def rank(self, model: Model | Runs, key: str, layer: int = -1) -> Cell:
         """The value ``key`` of one layer after pretraining, by default the last."""
-        return list(self.rank_by_layer(model, key).values())[layer]
+        cells = self.rank_by_layer(model, key)
+        return cells.get(layer, [*cells.values()][-1])  # without records, that of layer 0 says why
 
     def rank_by_layer(self, model: Model | Runs, key: str, index: int | None = None) -> dict[int, Cell]:
         """Layer -> the value ``key`` in the rank records of ``model``'s last checkpoints.

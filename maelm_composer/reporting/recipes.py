@@ -133,7 +133,7 @@ def _measure(builder: RowBuilder, label: str, group: Group) -> list[Row]:
 
 
 def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
-    """Every MAE-LM in a folder of recipes, with its RoBERTa or the reason why there is none.
+    """Every MAE-LM with ranks in a folder of recipes, with its RoBERTa or the reason why there is none.
 
     Raises:
         InputError: it read as many rows as no MAE-LM of the ladder, or the two models' ranks were measured differently.
@@ -148,7 +148,7 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
                 raise InputError(f'recipes/{folder}: {run.run_name} is a run of the ladder itself: keep one of them')
         robertas = [*(group for group in groups if group.is_roberta), *own]
         for mae_lm in groups:
-            if mae_lm.is_roberta:
+            if mae_lm.is_roberta or mae_lm.rank(REAL).missing:  # RoBERTa, or not measured
                 continue
             num_rows = mae_lm.settings[ROWS]
             if num_rows not in rungs:
@@ -172,16 +172,11 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
 
 
 def _group(evidence: Evidence) -> list[Group]:
-    """The runs by recipe, of the recipes whose ranks were measured. Raises InputError if a recipe has a seed twice."""
+    """The runs by recipe. Raises InputError if a recipe has a seed twice."""
     found = defaultdict[str, list[PretrainingRecord]](list)
     for run in evidence.runs.values():
         found[repr(sorted(_drop_seed(run).items()))].append(run)
-    measured = {(record.checkpoint.run_name, record.checkpoint.samples) for record in evidence.ranks}
-    return [
-        Group(evidence, _drop_seed(runs[0]), order_by_seed(runs))
-        for runs in found.values()
-        if not measured.isdisjoint((run.run_name, run.samples) for run in runs)
-    ]
+    return [Group(evidence, _drop_seed(runs[0]), order_by_seed(runs)) for runs in found.values()]
 
 
 def _drop_seed(run: PretrainingRecord) -> Settings:

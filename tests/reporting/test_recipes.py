@@ -90,6 +90,18 @@ def test_a_model_without_its_roberta_says_what_the_nearest_lacks(ladder, setting
     assert rows[lead.row.replace(' − RoBERTa', ''), 'rank_real'].value == 48
 
 
+def test_a_roberta_whose_ranks_are_not_measured_is_named(ladder):
+    slower = {'optimizer.learning_rate': 0.002}
+    add(ladder, 'roberta', ROBERTA | slower, folder='slower')
+    for path in (ladder.results / 'ladder/recipes/slower/rank').iterdir():
+        path.unlink()
+    add(ladder, 'ours', MAE_LM | slower, lead=4, folder='slower')
+    rows = find(ladder)
+    label = 'MAE-LM − RoBERTa, 2 + 2 layers, learning rate 0.002'
+    assert 'roberta-s17' in rows[label, 'real_rank_excess'].note
+    assert rows[label, 'eval_loss'].value == pytest.approx(-0.4)
+
+
 def test_settings_of_the_decoder_are_not_those_of_the_encoder(ladder):
     for name, key in (('narrow', 'model.decoder.hidden_size'), ('narrower', 'model.hidden_size')):
         add(ladder, name, MAE_LM | {key: 32}, folder=name)
