@@ -194,12 +194,17 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
     for run in runs:
         other = first.setdefault(run.seed, run)
         here, there = _describe_training(run), _describe_training(other)
-        for name in sorted(here.keys() | there.keys()):
-            if here.get(name) != there.get(name) and not (name == 'eval_rows' and None in (here[name], there[name])):
+        for name in list_differences(here, there):
+            if not (name == 'eval_rows' and None in (here[name], there[name])):
                 raise InputError(
                     f'{other.run_name} and {run.run_name} are compared, but differ in {name}: '
                     f'{there.get(name)} and {here.get(name)}: keep the records of one experiment'
                 )
+
+
+def list_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys, sorted, that only one of two settings has, or that differ."""
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
 def _describe_training(run: PretrainingRecord) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from maelm_composer.records import (
     unpack_numbers,
 )
 from maelm_composer.reporting.artefacts import Column, Model
-from maelm_composer.reporting.cells import OF_ROUNDING, Cell, Term, average
+from maelm_composer.reporting.cells import OF_ROUNDING, Cell, Term, average, list_differences
 from maelm_composer.sweep.search import select_point
 from maelm_composer.tasks.catalogue import METRICS_OF_KIND, find_task
 
@@ -302,10 +302,9 @@ def order_by_seed(runs: Iterable[PretrainingRecord]) -> Runs:
     """
     found = sorted(runs, key=lambda run: run.seed)
     for first, run in itertools.pairwise(found):  # equal seeds are neighbours
-        one, other = first.identity, run.identity
-        different = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
+        different = list_differences(first.identity, run.identity)
         if different != ['seed']:
-            what = ', '.join(sorted(set(different) - {'seed'})) or 'nothing, not even the seed'
+            what = ', '.join(key for key in different if key != 'seed') or 'nothing, not even the seed'
             names = f'{first.run_name} and {run.run_name}'
             raise InputError(f'the records of {names} differ in {what}: keep those of one experiment')
     return found

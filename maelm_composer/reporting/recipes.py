@@ -16,7 +16,7 @@ from typing import Any
 from maelm_composer.errors import InputError
 from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, RUNGS_OF, Rung
-from maelm_composer.reporting.cells import VARIED, Cell, subtract, subtract_relative
+from maelm_composer.reporting.cells import VARIED, Cell, list_differences, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence, Runs, order_by_seed
 from maelm_composer.reporting.ladder import FLOPS, LOSS, MASK_GAIN, RELATIVE
 from maelm_composer.reporting.load import RANK_OPTIONS, RANKS, assert_equal
@@ -49,7 +49,7 @@ class Group:
             {key: value for key, value in settings.items() if not key.startswith(DECODER) and key not in VARIED}
             for settings in (self.settings, other.settings)
         )
-        return sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
+        return list_differences(here, there)
 
     def measure(self, name: str) -> Cell:
         """The field ``name`` of the pretraining records."""
