@@ -108,13 +108,8 @@ def draw_figure4(rows: Sequence[Row]) -> Figure:
             panel.text(0.0, 1.02, f'paper, base: {numbers}', transform=panel.transAxes, fontsize=8, color='#555555')
         unit = points[0][1].unit
         label = {PERCENT: f'{label_of(column)} [%]', RANK: '0.9-effective rank'}.get(unit, unit)
-        _finish(
-            panel,
-            '' if unit == PERCENT else label_of(column),
-            'δ, share of the [MASK]s that the encoder sees',
-            label,
-            whole=False,
-        )
+        title = '' if unit == PERCENT else label_of(column)
+        _finish(panel, title, 'δ, share of the [MASK]s that the encoder sees', label, whole=False)
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1])
     return figure
 
