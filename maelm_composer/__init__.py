@@ -20,8 +20,8 @@ Shape legend, used by every docstring and trailing comment:
 A position is an index in the N tokens of a row (``position_ids``: of a block). A slot is one in the S tokens that the
 encoder sees, or the M predicted; ``visible_index``, ``predicted_index`` hold each slot's position, N if unused.
 
-Source of the method: (Meng et al., arXiv:2302.02060, preprint). ``docs/deviations.md`` lists every choice
-that the paper leaves open, or that is taken otherwise than its authors' released code.
+Source of the method: (Meng et al., arXiv:2302.02060, preprint). ``docs/deviations.md`` lists the choices
+that the paper leaves open, and those taken otherwise than in its authors' released code.
 """
 
 __version__ = '0.2.0.dev0'

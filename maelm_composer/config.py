@@ -173,7 +173,7 @@ class TrainingConfig:
     eval_rows: int = 8192  # rows of a validation
     checkpoint_interval_samples: int = 20_480_000  # rows between checkpoints
     checkpoints_to_keep: int = number(-1, at_least=1, or_else=-1)  # -1: all, as time-to-accuracy curves need them
-    max_outage_minutes: float = number(30.0, at_least=0)  # for which a run waits for an object store that is away
+    max_outage_minutes: float = number(30.0, at_least=0, at_most=10**6)  # a run waits so long for an object store
     loggers: list[Logger] = field(default_factory=list)  # in addition to metrics.csv
 
 

@@ -90,8 +90,7 @@ def writing_folder(folder: Path) -> Iterator[Path]:
     A failure leaves no partial folder, a kill a hidden one.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = folder.with_name(f'.{folder.name}.{os.getpid()}')
-    shutil.rmtree(staged, ignore_errors=True)  # left by a killed process of the same id, as in a container
+    staged = folder.with_name(f'.{folder.name}.{uuid.uuid4().hex}')
     try:
         yield staged
         staged.rename(folder)

@@ -39,16 +39,18 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
     """
     files, pairs = split_arguments([*paths, *overrides])
     merged: Any = OmegaConf.structured(root)
-    for entry in [*paths, *overrides]:
-        if entry in pairs:
-            merged = _merge(root, merged, _parse_override(entry), where='command line')
-            continue
-        layer = _read_yaml(entry)
-        _assert_read_as_meant(root, layer, entry)
-        if root is PretrainingConfig and merged.model.decoder is None and OmegaConf.select(layer, 'model.decoder'):
-            raise InputError(f'{entry} sets keys of model.decoder, which a file before it makes null: name it earlier')
-        merged = _merge(root, merged, layer, where=entry)
     try:
+        for entry in [*paths, *overrides]:
+            if entry in pairs:
+                merged = _merge(root, merged, _parse_override(entry), where='command line')
+                continue
+            layer = _read_yaml(entry)
+            _assert_read_as_meant(root, layer, entry)
+            if root is PretrainingConfig and merged.model.decoder is None and OmegaConf.select(layer, 'model.decoder'):
+                raise InputError(
+                    f'{entry} sets keys of model.decoder, which a file before it makes null: name it earlier'
+                )
+            merged = _merge(root, merged, layer, where=entry)
         if root is PretrainingConfig:
             _name_run(merged, files)
         if missing := sorted(OmegaConf.missing_keys(merged)):

@@ -32,6 +32,7 @@ PACKAGES = ('torch', 'mosaicml', 'mosaicml-streaming', 'transformers', 'tokenize
 CONTENT_HASH = 'content hash of data.remote'  # key of a pretraining run's identity
 DIVERGED = 'diverged'  # begins the ending of a run whose loss or gradient was not finite
 STRICT = ConfigDict(extra='forbid', strict=True)
+FileName = Annotated[str, Field(pattern='^[^/.][^/]*$')]  # records are written under these names
 AnyRecord = TypeVar('AnyRecord', bound='Record')
 
 
@@ -55,7 +56,7 @@ class EncoderIdentity:
 
     uri: str
     hash: str  # SHA-256 of model.safetensors, or of a Hugging Face model's configuration, tokenizer and weights
-    run_name: str | None
+    run_name: FileName | None
     samples: int | None  # rows trained on
     recipe_hash: str | None
     training_seconds: float | None
@@ -97,7 +98,7 @@ class Record(_Checked):
 
 class _Pretraining(Record):
     status: str
-    run_name: str
+    run_name: FileName
     identity: dict[str, Any]  # everything that decides the weights, flat
     world_size: int
     device: str
@@ -166,7 +167,7 @@ class PretrainingRecord(_Pretraining):
 
 class _Finetuning(Record):
     kind: Literal['finetuning'] = 'finetuning'
-    key: str
+    key: FileName
     status: str
     error: str | None
     task: str
@@ -237,7 +238,7 @@ class RankRecord(Record):
     """Effective ranks of an encoder's layers."""
 
     kind: Literal['rank'] = 'rank'
-    key: str
+    key: FileName
     checkpoint: EncoderIdentity
     data: dict[str, Any]  # the rows' source; ``hash`` decides the rows
     tokens: int  # without [CLS], [SEP] and padding
@@ -248,7 +249,7 @@ class RankRecord(Record):
     centered: bool
     precision: str
     seed: int  # of the masks
-    layers: list[LayerRanks]
+    layers: Annotated[list[LayerRanks], Field(min_length=1)]
     hidden_size: int
     device: str
     seconds: float

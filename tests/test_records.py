@@ -49,6 +49,17 @@ def test_a_new_record_has_a_version_and_survives_its_file(kind, tmp_path):
     assert written == plain | {'version': 2}
 
 
+@pytest.mark.parametrize('name', ['../x', '/tmp/x', '.x', ''])
+def test_a_record_that_names_another_folder_is_refused(name):
+    for parse, key, plain in (
+        (parse_pretraining, 'run_name', make_pretraining('run')),
+        (parse_finetuning, 'key', make_finetuning('rte')),
+        (parse_rank, 'key', make_rank('run')),
+    ):
+        with pytest.raises(InputError, match=f'{key}: String should match pattern'):
+            parse(json.dumps(plain | {key: name}), 'file.json')
+
+
 @pytest.mark.parametrize('kind', KINDS)
 def test_what_is_no_record_is_one_line(kind):
     parse, plain = KINDS[kind]

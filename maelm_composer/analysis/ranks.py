@@ -135,13 +135,13 @@ def _find_rows(
     found = find_encoder(checkpoint)
     if found is None or found.run is None:
         raise InputError(f'{checkpoint} has no pretraining recipe that names its shards: give --data or --text')
-    shards = read_recipe(found).data
-    if find_manifest(shards.remote) is None:
+    remote = read_recipe(found).data.remote
+    if find_manifest(remote) is None:
         raise InputError(
-            f'{shards.remote}, with the rows of {checkpoint}, is not there (a relative path begins in this folder): '
+            f'{remote}, with the rows of {checkpoint}, is not there (a relative path begins in this folder): '
             'give --data or --text'
         )
-    return find_shards(shards, pretrained.tokenizer, pretrained.max_seq_len)
+    return find_shards(DataConfig(remote=remote), pretrained.tokenizer, pretrained.max_seq_len)
 
 
 def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions) -> list[_Layer]:

@@ -19,7 +19,6 @@ CARD = """\
 ---
 license: unknown  # set it: it depends on the text that the model was trained on
 library_name: transformers
-tags: [mae-lm, masked-language-modeling]
 {metadata}---
 
 # {title}
@@ -37,10 +36,17 @@ tokenizer = AutoTokenizer.from_pretrained(FOLDER{trust})
 |---|---|
 {facts}
 
-{results}{text}## Recipe
+{limits}{results}{text}## Recipe
 
 ```yaml
 {recipe}```
+"""
+
+
+WITHOUT_HEAD = """\
+The decoder that predicts masked tokens is no part of this folder: `AutoModelForMaskedLM` and `pipeline('fill-mask')`
+would give the encoder a random head.
+
 """
 
 
@@ -63,6 +69,7 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
         'encoder': f'{config.num_hidden_layers} layers, width {config.hidden_size}, {config.max_seq_len} positions, '
         f'{config.vocab_size:,} tokens',
         'task': task,
+        'row length': description.get('max_seq_len'),
         **_describe_training(finetuned),
         'pretraining run': identity.run_name,
         'pretraining rows': identity.samples,
@@ -74,10 +81,14 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     sources = [] if manifest is None else manifest.sources
     datasets = [source['dataset'] for source in sources if _is_on_hub(source.get('dataset') or '')]
     metadata = [f'datasets: {json.dumps(datasets)}'] if datasets else []
+    base_model = description.get('checkpoint', {}).get('uri') or ''
+    metadata += [f'base_model: {base_model}'] if _is_on_hub(base_model) else []
     metadata += ['pipeline_tag: fill-mask', 'mask_token: "[MASK]"'] if auto == 'AutoModelForMaskedLM' else []
     recipe = {'model': description.get('config')}
     if found.run is not None:
         recipe = to_plain(read_recipe(found))
+        has_decoder = recipe['model']['decoder'] is not None
+        metadata.append(f'tags: [{"mae-lm, " if has_decoder else ""}masked-language-modeling]')
         for private in ('run_name', 'save_folder', 'init_from', 'data'):  # local paths and buckets
             recipe.pop(private)
     return CARD.format(
@@ -87,6 +98,7 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
         trust=trust,
         options=trust + (', add_pooling_layer=False' if auto == 'AutoModel' else ''),
         facts='\n'.join(rows),
+        limits=WITHOUT_HEAD if found.run is not None and auto == 'AutoModel' else '',
         results=_describe_results(found, record, finetuned),
         text=_describe_text(manifest),
         recipe=yaml.safe_dump(recipe, sort_keys=False),

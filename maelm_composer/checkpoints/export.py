@@ -125,6 +125,7 @@ def _write_folder(found: EncoderFolder, folder: Path) -> None:
     else:
         tokenizer.split_special_tokens = False  # Hugging Face's convention: "[MASK]" in a text is the mask token
         tokenizer.backend_tokenizer.encode_special_tokens = False
+    tokenizer.model_max_length = description.get('max_seq_len', pretrained.max_seq_len)  # rows as the model was scored
     if tokenizer.num_special_tokens_to_add(pair=True) != SPECIALS_OF_PAIR:  # BERT's has one [SEP] within a pair
         tokenizer = _set_to_our_rows(tokenizer)
     with hide_bars(), raising_os_errors(folder / WEIGHTS):
@@ -146,6 +147,10 @@ def _set_to_our_rows(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerF
         tokenizer_object=tokenizer.backend_tokenizer,
         model_max_length=tokenizer.model_max_length,
         model_input_names=['input_ids', 'attention_mask'],
+        padding_side=tokenizer.padding_side,
+        truncation_side=tokenizer.truncation_side,
+        # Without this key Transformers sets the pre-tokenizer's own to False.
+        add_prefix_space=getattr(tokenizer, 'add_prefix_space', False),
         **tokenizer.special_tokens_map,
     )
 

@@ -45,10 +45,11 @@ class EncoderFolder:
         Raises:
             InputError: the file is missing or damaged.
         """
-        uri = join(self.uri, FINETUNED if self.run is None else PROGRESS)
+        name, needs = (FINETUNED, []) if self.run is None else (PROGRESS, ['samples'])
+        uri = join(self.uri, name)
         if (content := read_file(uri)) is None:
             raise InputError(f'{uri} is missing: {REMEDY}')
-        return parse_json(content, uri, remedy=REMEDY)
+        return parse_json(content, uri, needs, REMEDY)
 
     def read_record(self) -> Pretraining | None:
         """The record of the pretraining run; None for a fine-tuned model.
@@ -201,9 +202,17 @@ def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, 'Ten
 
 
 def read_recipe(checkpoint: EncoderFolder) -> PretrainingConfig:
-    """The recipe of a pretraining run. Raises InputError if it is missing or cannot be read."""
+    """The recipe of a pretraining run.
+
+    Raises:
+        InputError: the recipe is missing or cannot be read, or has an interpolation, which a run's own recipe never has
+            and which could send a variable of the environment to the place of the shards.
+    """
     assert checkpoint.run is not None
-    with _as_local_file(join(checkpoint.run, RECIPE)) as path:
+    uri = join(checkpoint.run, RECIPE)
+    with _as_local_file(uri) as path:
+        if b'${' in path.read_bytes():
+            raise InputError(f'{uri} contains ${{...}}: a recipe that a run has written does not')
         return load_config(PretrainingConfig, [str(path)])
 
 

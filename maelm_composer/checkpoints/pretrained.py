@@ -111,6 +111,7 @@ def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrained
             tokenizer = AutoTokenizer.from_pretrained(scratch, **NO_CODE)
         except Exception as error:  # the class with which the tokenizers library refuses a file
             raise InputError(f'{folder}: the files of the tokenizer are damaged: {error}') from None
+    _assert_usable(tokenizer, folder)
     # A model fine-tuned from a Hugging Face encoder may have spare rows in its token table.
     has_spare_rows = checkpoint.run is None and len(tokenizer) < config.vocab_size
     if len(tokenizer) != config.vocab_size and not has_spare_rows:
@@ -118,6 +119,13 @@ def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrained
             f"{folder} has {len(tokenizer)} tokens, the model {config.vocab_size}: the tokenizer is not the model's"
         )
     return _set_to_raw_text(tokenizer)
+
+
+def _assert_usable(tokenizer: Any, where: str) -> None:
+    if not tokenizer.is_fast:
+        raise InputError(f'{where}: the tokenizer has no fast version')
+    if None in (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id):
+        raise InputError(f'{where}: the tokenizer lacks cls_token, sep_token or pad_token')
 
 
 def build(
@@ -161,6 +169,8 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
     ):
         settings, _ = PretrainedConfig.get_config_dict(name)
         is_maelm = settings.get('model_type') == MaelmConfig.model_type
+        if not is_maelm and 'AutoModel' in settings.get('auto_map', {}):  # a stock class would compute something else
+            raise InputError(f'{name}: the model has code of its own, which is never run')
         config_class: Any = MaelmConfig if is_maelm else AutoConfig
         model_class: Any = MaelmModel if is_maelm else AutoModel
         theirs = config_class.from_pretrained(name, **NO_CODE)
@@ -181,10 +191,7 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
         )
     if not huggingface.is_text_encoder(model):
         raise InputError(f'{name}: {type(model).__name__} is no text encoder with an attention mask: name one')
-    if not tokenizer.is_fast:
-        raise InputError(f'{name}: its tokenizer has no fast version')
-    if None in (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id):
-        raise InputError(f'{name}: the tokenizer lacks cls_token, sep_token or pad_token')
+    _assert_usable(tokenizer, name)
     if len(tokenizer) > theirs.vocab_size:
         raise InputError(f'{name} has {len(tokenizer)} tokens, its model only {theirs.vocab_size}')
     if huggingface.has_global_attention(model):  # which no token had in the records of earlier versions

@@ -111,6 +111,8 @@ def find_files(source: SourceConfig) -> list[str]:
         if broken := [path for path in there if os.path.islink(path) and not os.path.exists(path)]:
             raise InputError(f'{broken[0]} is a link to {os.readlink(broken[0])}, which is not there: restore the file')
         matches = [path for path in there if os.path.isfile(path)]
+        if unreadable := [path for path in matches if path != path.encode(errors='ignore').decode()]:
+            raise InputError(f'{unreadable[0]!r}: the name of the file is not UTF-8: rename it')
         if not matches and os.path.isdir(pattern):
             raise InputError(
                 f'{pattern} is a folder: write {os.path.join(pattern, "*.parquet")}, or another glob of its files'

@@ -76,11 +76,17 @@ class VerifiedStream(Stream):
 
 def _assert_harmless(index: bytes, where: str) -> None:
     """Raise InputError unless all shards hold arrays, since Streaming refuses others later, and lie in its folder."""
-    for shard in parse_json(index, where, ['shards'], REMAKE)['shards']:
-        names = [shard[kind]['basename'] for kind in ('raw_data', 'zip_data') if shard.get(kind)]
-        kinds = {encoding.split(':')[0] for encoding in shard.get('column_encodings', ['none'])}
-        if kinds != {'ndarray'} or any({'..', ''} & {*name.split('/')} for name in names):
-            raise InputError(f'{where}: {names} of {", ".join(sorted(kinds))} are no shards of `maelm shards`')
+    shards = parse_json(index, where, ['shards', 'version'], REMAKE)['shards']
+    try:
+        for shard in shards:
+            names = [shard[kind]['basename'] for kind in ('raw_data', 'zip_data') if shard.get(kind)]
+            kinds = {encoding.split(':')[0] for encoding in shard.get('column_encodings', ['none'])}
+            if kinds != {'ndarray'} or any({'..', ''} & {*name.split('/')} for name in names):
+                raise InputError(f'{where}: {names} of {", ".join(sorted(kinds))} are no shards of `maelm shards`')
+        if not shards:
+            raise KeyError('no shards')
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InputError(f'{where} is not an index of shards ({error}): {REMAKE}') from None
 
 
 class PretrainingRows(RobustStreamingDataset):
@@ -142,5 +148,5 @@ def cache_folder(config: DataConfig, manifest: Manifest) -> Path:
     root = config.local or os.environ.get('MAELM_CACHE') or '~/.cache/maelm'
     assert_local(root, 'data.local' if config.local else 'MAELM_CACHE')
     location = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
-    name = hashlib.sha256(f'{location}\n{manifest.content_hash}'.encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(f'{location}\n{manifest.content_hash}')).hexdigest()[:16]
     return Path(root).expanduser() / name

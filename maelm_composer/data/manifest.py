@@ -12,6 +12,7 @@ from maelm_composer.files import parse_json
 
 MANIFEST = 'manifest.json'
 ID_COUNTS = 'id_counts.json'
+SPLITS = ('train', 'validation')
 HASH = 'sha1'  # of each shard, in the split's index.json
 TOKENIZER, TOKENIZER_FILE = 'tokenizer', 'tokenizer.json'  # a folder, and the vocabulary in it
 REMAKE = 'remove manifest.json and parts/ of these shards and run `maelm shards` again'
@@ -62,7 +63,8 @@ def find_manifest(remote: str) -> Manifest | None:
         return None
     fields = parse_json(content, where, remedy=REMAKE)
     try:
-        splits = {name: SplitStatistics(**split) for name, split in fields.pop('splits').items()}
+        found = fields.pop('splits')
+        splits = {name: SplitStatistics(**found[name]) for name in SPLITS}
         return Manifest(splits=splits, **fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f'{where} is not a manifest of this version ({error}): {REMAKE}') from None

@@ -29,7 +29,15 @@ from maelm_composer.data.corpora import (
     iterate_documents,
     name_sources,
 )
-from maelm_composer.data.manifest import HASH, ID_COUNTS, Manifest, SplitStatistics, find_manifest, save_manifest
+from maelm_composer.data.manifest import (
+    HASH,
+    ID_COUNTS,
+    SPLITS,
+    Manifest,
+    SplitStatistics,
+    find_manifest,
+    save_manifest,
+)
 from maelm_composer.data.packing import Block, build_blocks, pack_blocks
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID, SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import OUTAGE_MINUTES, load_tokenizer
@@ -37,7 +45,6 @@ from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json, lock_folder, parse_json
 from maelm_composer.recipe import to_plain
 
-SPLITS = ('train', 'validation')
 MAX_TASK_CHARACTERS = 1 << 26  # a task also ends here, since documents may be whole books
 NOT_THERE = (
     'a record of a finished task is missing: another conversion works in this folder, or the machines of the cluster '

@@ -173,8 +173,11 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
     settings = json.loads(path.read_text(encoding='utf-8'))
+    before = dict(settings)
+    settings.pop('auto_map', None)  # the address of code in a Hugging Face repository, which was not used
     if settings['tokenizer_class'] == 'TokenizersBackend':  # the class's name in Transformers 5, unknown to 4
         settings['tokenizer_class'] = 'PreTrainedTokenizerFast'
+    if settings != before:
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 

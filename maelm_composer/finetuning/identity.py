@@ -110,4 +110,6 @@ def describe_protocol(config: FinetuningConfig) -> dict[str, Any]:
     if task.is_own:
         declaration = plain['tasks'][task.name].items()
         protocol['declaration'] = {key: value for key, value in declaration if value and key not in UNDECIDING}
+        if task.dataset is not None and Path(task.dataset).exists():  # a local folder, whose place is private
+            protocol['declaration']['dataset'] = Path(task.dataset).name
     return protocol | ({'span': plain['span']} if task.kind == SPAN else {})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.checkpoints.saved_model import save_model
-from maelm_composer.config import FinetuningConfig
+from maelm_composer.config import FinetuningConfig, Implementation
 from maelm_composer.console import tell
 from maelm_composer.device import explain_shortage, find_device, keep_freed_memory, name_device
 from maelm_composer.errors import InputError
@@ -26,7 +26,12 @@ def load_encoder(config: FinetuningConfig) -> Pretrained:
     """The encoder of ``config``; InputError as :func:`load_pretrained`, or if it is to be saved and is not ours."""
     pretrained = load_pretrained(config.checkpoint, config.implementation, config.dropout)
     if config.saves_model and pretrained.config is None:
-        raise InputError(f'saves_model needs an encoder of ours: {config.checkpoint} cannot be imported as one')
+        remedy = (
+            'leave implementation=huggingface out'
+            if config.implementation is Implementation.huggingface
+            else 'RoBERTa, BERT and MPNet can (docs/export.md)'
+        )
+        raise InputError(f'saves_model: {config.checkpoint} is not imported as an encoder of ours: {remedy}')
     return pretrained
 
 

@@ -6,6 +6,7 @@ The records are copied from the folder of work to results/<scale>/records, which
 import contextlib
 import gc
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -275,7 +276,8 @@ def collect_finetunings(found: Sequence[Finetuning], records: Path) -> None:
             continue
         changes: dict[str, Any] = {'checkpoint': _hide_path(record.checkpoint)}
         if isinstance(record, FailedFinetuning):
-            changes['traceback'] = None  # it names places of the machine
+            # Both name places of the machine.
+            changes |= {'traceback': None, 'error': re.sub(r'(?<![\w/])/(?:[^\s/:]+/)+', '', record.error)}
         named = record.model_copy(update=changes)
         _publish(path, named, parse_finetuning)
     keys, places = {record.key for record in found}, {_find_place(record) for record in found}

@@ -26,7 +26,7 @@ LISTS = ('data', 'pretraining', 'finetuning')  # keys of SuiteConfig: recipes, t
 REPLACED = ('pretraining_seeds', 'pretraining_seeds_of', 'pretraining_of')  # keys whose value --settings replaces
 # Keys that the suite chooses itself, for every sweep and for every pretraining run.
 CHOSEN = ('checkpoint', 'save_folder', 'task', 'sweep.tasks', 'measures_rank')
-CHOSEN_OF_RUNS = ('run_name', 'save_folder')
+CHOSEN_OF_RUNS = ('run_name', 'save_folder', 'init_from')
 # Overlays of the models whose rank is measured in fine-tuning, for every artefact alike, so that they share records.
 MEASURED = {demand.model.overlays for artefact in ARTEFACTS for demand in artefact.demands if demand.finetuned_rank}
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in

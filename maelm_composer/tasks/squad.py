@@ -1,7 +1,7 @@
 """SQuAD 2.0: passages cut into windows of tokens, and the tokens' scores turned into answer texts.
 
-Details that the paper omits follow the authors' code (docs/deviations.md), with one exception: the length of a window
-includes all four special tokens. The authors' code counts three, so that a window may be one token too long.
+Where the paper is silent, layout, stride and the limits of questions and answers follow the authors' code;
+docs/deviations.md lists the differences: the length of a window, short rows, the n-best list and the threshold.
 """
 
 import re

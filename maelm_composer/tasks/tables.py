@@ -48,7 +48,9 @@ def find_class_names(table: pyarrow.Table, column: str) -> list[str] | None:
     """The names of a ClassLabel of the datasets library, whose cells are numbers; None if ``column`` is none."""
     description = (table.schema.metadata or {}).get(b'huggingface', b'{}')
     with contextlib.suppress(ValueError, KeyError, TypeError):  # no JSON, or JSON of another shape
-        return json.loads(description)['info']['features'][column]['names']
+        names = json.loads(description)['info']['features'][column]['names']
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return names
     return None
 
 

@@ -26,7 +26,7 @@ from maelm_composer.data.storage import (
     write_file,
 )
 from maelm_composer.errors import InputError
-from maelm_composer.files import format_json, hash_file, parse_json, write_text
+from maelm_composer.files import format_json, hash_file, parse_json, write_bytes, write_text
 from maelm_composer.recipe import to_yaml
 from maelm_composer.records import Pretraining, format_record
 from maelm_composer.training.processes import raise_on_all_ranks, take_from_first_rank
@@ -89,16 +89,17 @@ class RunFolder:
         content = read_file(join(self.uri, name))
         return None if content is None else content.decode()
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Write a file in one atomic step.
 
         Raises:
             OutageError: the object store has accepted the file, but does not return it.
         """
-        write_text(self.local / name, text)
+        content = content.encode() if isinstance(content, str) else content
+        write_bytes(self.local / name, content)
         if self.is_remote:
-            write_file(join(self.uri, name), text.encode())
-            if self.read(name) != text:
+            write_file(join(self.uri, name), content)
+            if read_file(join(self.uri, name)) != content:
                 raise OutageError(f'{self.uri} accepts a file but does not return it: check its credentials')
 
     def remove(self, name: str) -> None:
@@ -125,10 +126,10 @@ class RunFolder:
         """Write the recipe, the tokenizer and the shards' manifest: checkpoints can be used without the shards."""
         self.write(RECIPE, to_yaml(config))
         for name, content in read_tokenizer_files(join(config.data.remote, TOKENIZER)).items():
-            self.write(f'{TOKENIZER}/{name}', content.decode())
+            self.write(f'{TOKENIZER}/{name}', content)
         manifest = read_file(join(config.data.remote, MANIFEST))
         assert manifest is not None
-        self.write(MANIFEST, manifest.decode())
+        self.write(MANIFEST, manifest)
 
     def publish(self, staged: Path, name: str) -> None:
         """Move the folder ``staged``, a complete checkpoint, to ``name`` and point ``latest`` to it. For every rank.

@@ -45,7 +45,8 @@ def folder(tmp_path_factory) -> Path:
     with MDSWriter(out=out, columns=columns, compression='zstd', hashes=['sha1']) as writer:
         for ids in rows:
             writer.write({'input_ids': ids})
-    splits = {'validation': SplitStatistics(documents=200, rows=len(rows), tokens=len(rows) * N, fill_rate=1.0)}
+    statistics = SplitStatistics(documents=200, rows=len(rows), tokens=len(rows) * N, fill_rate=1.0)
+    splits = {'train': statistics, 'validation': statistics}
     save_manifest(str(root / 'shards'), Manifest(V, N, {}, splits, 5.0, 't' * 64, 'c' * 64, 'r' * 64, []))
 
     sizes = {'num_hidden_layers': 2, 'hidden_size': D, 'num_attention_heads': 2, 'intermediate_size': 64}

@@ -48,10 +48,10 @@ def save(model, folder, name):
     return name
 
 
-def rank_by_svd(rows: torch.Tensor, centered: bool = False) -> int:
+def rank_by_svd(rows: torch.Tensor, centered: bool, threshold: float) -> int:
     rows = rows.double()
     squares = torch.linalg.svdvals(rows - rows.mean(0) if centered else rows).square()
-    return int((squares.cumsum(0) / squares.sum() < 0.9).sum()) + 1
+    return int((squares.cumsum(0) / squares.sum() < threshold).sum()) + 1
 
 
 def norm(matrix: torch.Tensor) -> torch.Tensor:
@@ -59,9 +59,9 @@ def norm(matrix: torch.Tensor) -> torch.Tensor:
     return (torch.linalg.matrix_norm(matrix, 1) * torch.linalg.matrix_norm(matrix, float('inf'))).sqrt()
 
 
-@pytest.mark.parametrize('centered', [False, True])
-def test_every_number_of_the_last_layer_from_the_states_themselves(folder, measure, centered):
-    record = measure(options=RankOptions(centered=centered))
+@pytest.mark.parametrize('centered, threshold', [(False, 0.9), (True, 0.9), (False, 0.6)])
+def test_every_number_of_the_last_layer_from_the_states_themselves(folder, measure, centered, threshold):
+    record = measure(options=RankOptions(centered=centered, threshold=threshold))
     pretrained = load_pretrained(str(folder / 'run'))
     source = find_shards(DataConfig(remote=str(folder / 'shards')), pretrained.tokenizer, N)
     real, kept, masks, residuals = [], [], [], []
@@ -81,10 +81,10 @@ def test_every_number_of_the_last_layer_from_the_states_themselves(folder, measu
     last = record.layers[-1]
     assert [layer.layer for layer in record.layers] == [0, 1, 2]
     assert (record.tokens, record.mask_tokens) == (len(real), len(masks))
-    assert last.rank_real == rank_by_svd(real, centered)
-    assert last.rank_with_masks == rank_by_svd(torch.cat([kept, masks]), centered)
-    assert last.rank_real_with_masks == rank_by_svd(kept, centered)
-    assert last.rank_masks == rank_by_svd(masks, centered)
+    assert last.rank_real == rank_by_svd(real, centered, threshold)
+    assert last.rank_with_masks == rank_by_svd(torch.cat([kept, masks]), centered, threshold)
+    assert last.rank_real_with_masks == rank_by_svd(kept, centered, threshold)
+    assert last.rank_masks == rank_by_svd(masks, centered, threshold)
 
     kept, masks = (rows.double() - rows.double().mean(0) * centered for rows in (kept, masks))
     span = torch.linalg.svd(kept, full_matrices=False).Vh[: last.rank_real_with_masks]

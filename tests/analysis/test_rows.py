@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from maelm_composer.analysis import rows as module
 from maelm_composer.analysis.rows import (
     CHARACTERS_PER_PACK,
     RowSource,
@@ -18,10 +19,11 @@ from maelm_composer.analysis.rows import (
     split_blocks,
 )
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
-from maelm_composer.config import DataConfig
+from maelm_composer.config import DataConfig, MaskingConfig
 from maelm_composer.data.special_tokens import CLS_ID, PAD_ID, SEP_ID
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, hash_json
+from maelm_composer.masking.collate import MaskingCollator
 
 
 @pytest.fixture(scope='module')
@@ -39,7 +41,9 @@ def views_of(source: RowSource, max_tokens: int = 10**9, is_packed: bool = True,
     return list(iterate_views(source, **rules))
 
 
-def test_a_view_is_the_rows_without_and_with_their_masks(source, pretrained):
+@pytest.mark.parametrize('tokens', [480, 16_384])
+def test_a_view_is_the_rows_without_and_with_their_masks(source, pretrained, monkeypatch, tokens):
+    monkeypatch.setattr(module, 'TOKENS_PER_BATCH', tokens)
     mask_id = pretrained.tokenizer.mask_token_id
     rows = torch.stack([torch.from_numpy(row.astype('int64')) for row in source.open()])
     views = views_of(source)
@@ -51,6 +55,9 @@ def test_a_view_is_the_rows_without_and_with_their_masks(source, pretrained):
     assert not (plain == mask_id).any()
     assert torch.equal(masked, torch.where(is_masked, mask_id, rows))
     assert (is_masked.sum(1) == round(0.15 * rows.shape[1])).all()
+    samples = [{'input_ids': row, 'row': number, 'epoch': 0} for number, row in enumerate(source.open())]
+    drawn = MaskingCollator(MaskingConfig(encoder_mask_fraction=1.0), source.vocab_size, 17)(samples)
+    assert torch.equal(is_masked, drawn.labels >= 0)
     assert not (is_masked & ~is_real).any()
     assert torch.equal(is_real, (rows != CLS_ID) & (rows != SEP_ID) & (rows != PAD_ID))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import (
@@ -27,7 +26,6 @@ from maelm_composer.checkpoints.mask_predictor import MaskPredictor
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import RelativePositionFunction, SpanConfig
-from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.model import FinetuningBatch, FinetuningModel
 from maelm_composer.model.maelm import build_model
@@ -38,6 +36,7 @@ from tests.tiny import CHECKPOINT, MODEL, SAMPLES, write_run, write_tokenizer
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 V, N = 300, 260
+ROW = 200  # tokens, with which a model is fine-tuned
 TEXTS = ['every good boy does fine ' * 9, 'all cows eat grass, and some eat hay ' * 9]
 LONG = ' '.join([*TEXTS, TEXTS[1]])  # beyond the farthest bucket, which starts at 240
 KINDS = {  # relative positions -> class; None: the class in the exported folder
@@ -148,6 +147,8 @@ def test_the_baseline_predicts_masks_with_its_head(make_run, tmp_path, kind):
     card = (folder / 'README.md').read_text()
     assert 'AutoModelForMaskedLM.from_pretrained(FOLDER' in card
     assert 'pipeline_tag: fill-mask' in card
+    assert 'tags: [masked-language-modeling]' in card
+    assert 'random head' not in card
     if is_stock:
         found = predictor.predict(texts[1:], top_k=3)
         answers = pipeline('fill-mask', model=str(folder), top_k=3)(texts[1])
@@ -176,7 +177,7 @@ def fine_tune(run, task_name, tmp_path):
     model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, dropout=0.1, seed=1).eval()
     folder = tmp_path / 'finetuned' / f'{task_name}-0'
     folder.parent.mkdir()
-    save_model(folder, model.state_dict(), pretrained, task, N, SpanConfig())
+    save_model(folder, model.state_dict(), pretrained, task, ROW, SpanConfig())
     folder.with_name(f'{folder.name}.json').write_text(
         json.dumps(make_finetuning(task_name, metrics={'accuracy': 0.75}))
     )
@@ -205,8 +206,10 @@ def test_a_fine_tuned_model_answers_the_same(make_run, tmp_path, kind, task):
     else:
         assert_close(outputs.logits, scores, **TOLERANCE)
         assert model.config.id2label == {0: 'entailment', 1: 'neutral', 2: 'contradiction'}
+    assert AutoTokenizer.from_pretrained(folder).model_max_length == ROW
     card = (folder / 'README.md').read_text()
     assert f'fine-tuned on {task}' in card
+    assert 'base_model' not in card  # a local folder
     for fact in (
         'learning rate | 3e-05',
         'batch size | 32',
@@ -216,58 +219,6 @@ def test_a_fine_tuned_model_answers_the_same(make_run, tmp_path, kind, task):
     ):
         assert fact in card
     assert '| accuracy | 0.7500 |' in card
-
-
-def test_the_card_says_what_is_known_and_no_address(make_run, tmp_path):
-    export(make_run('base_pp'), str(tmp_path / 'exported'))
-    card = (tmp_path / 'exported/README.md').read_text()
-    assert card.startswith('---\nlicense: unknown')
-    for part in (
-        'AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)',
-        'd' * 64,
-        '| validation loss (nats) | 2.3457 |',
-        'mlm_probability: 0.15',
-    ):
-        assert part in card
-    assert 'secret' not in card
-
-
-def write_manifest(folder: Path, content_hash: str) -> None:
-    source = {'kind': 'files', 'max_documents': None, 'note': None, 'dataset': None}
-    sources = [
-        source | {'paths': ['/secret/*.txt'], 'files': [['a.txt', 5], ['b.txt', 7]], 'note': 'letters'},
-        source | {'kind': 'huggingface', 'dataset': 'a/books', 'config_name': 'en', 'split': 'train'},
-        source | {'kind': 'huggingface', 'dataset': '/secret/own', 'config_name': None, 'split': 'dev'},
-        source | {'kind': 'documentation', 'max_documents': 1000},
-    ]
-    splits = {'train': SplitStatistics(documents=1200, tokens=34_000)}
-    save_manifest(str(folder), Manifest(V, N, {}, splits, 5.0, 't' * 64, content_hash, 'r' * 64, sources))
-
-
-def test_the_card_names_the_text_s_sources_but_no_folder(make_run, tmp_path, monkeypatch):
-    run = make_run('mpnet')
-    write_manifest(Path(run), 'd' * 64)
-    export(run, str(tmp_path / 'exported'))
-    card = (tmp_path / 'exported/README.md').read_text()
-    assert yaml.safe_load(card.split('---')[1])['datasets'] == ['a/books']
-    text = card.split('## Text')[1].split('##')[0].split('\n')
-    assert [line for line in text if line] == [
-        '- `a.txt`, `b.txt`; letters',
-        '- data set [a/books](https://huggingface.co/datasets/a/books); en; split train',
-        '- data set own; split dev',
-        '- English documentation installed on the machine that made the shards; the first 1,000 documents',
-        'For training: 1,200 documents, 34,000 tokens.',
-    ]
-    assert 'secret' not in card
-    (tmp_path / 'a/books').mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    export(run, str(tmp_path / 'local'))
-    card = (tmp_path / 'local/README.md').read_text()
-    assert 'a/books' not in card
-    assert '- data set books; en' in card
-    write_manifest(Path(run), 'e' * 64)  # of shards that were made again
-    export(run, str(tmp_path / 'other'))
-    assert '## Text' not in (tmp_path / 'other/README.md').read_text()
 
 
 def test_every_checkpoint_of_a_run_is_a_folder_of_its_own(make_run, tmp_path):
@@ -293,13 +244,6 @@ def test_every_checkpoint_of_a_run_is_a_folder_of_its_own(make_run, tmp_path):
     assert '| pretraining rows | 32 |' in (tmp_path / 'exported' / earlier.name / 'README.md').read_text()
     with pytest.raises(InputError, match='is a fine-tuned model, which has no other checkpoints'):
         export(fine_tune(str(run), 'mnli', tmp_path)[0], str(tmp_path / 'none'), all_checkpoints=True)
-
-
-def test_results_of_the_last_checkpoint_are_not_those_of_an_earlier_one(make_run, tmp_path):
-    run = make_run('mpnet')
-    Path(run, CHECKPOINT, 'progress.json').write_text(json.dumps({'samples': 32}))
-    export(run, str(tmp_path / 'exported'))
-    assert '## Results' not in (tmp_path / 'exported/README.md').read_text()
 
 
 class TestRefusals:

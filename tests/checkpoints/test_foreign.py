@@ -37,6 +37,7 @@ from maelm_composer.checkpoints.huggingface import HuggingFaceEncoder
 from maelm_composer.checkpoints.pretrained import _ORIGIN_KEYS, _hash_content, load_pretrained
 from maelm_composer.checkpoints.saved_model import save_model
 from maelm_composer.config import Implementation, SpanConfig
+from maelm_composer.data.tokenizer import write_tokenizer as save_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.model import FinetuningBatch, FinetuningModel
 from maelm_composer.model.encoder import Encoder
@@ -165,14 +166,21 @@ def test_code_in_a_hugging_face_folder_never_runs(tmp_path):
     (tmp_path / 'theirs/evil.py').write_text(f'open({str(tmp_path / "ran")!r}, "w")\n')
     path = tmp_path / 'theirs/config.json'
     changed = json.loads(path.read_text()) | {'model_type': 'evil'}
-    path.write_text(json.dumps(changed | {'auto_map': {'AutoConfig': 'evil.Config', 'AutoModel': 'evil.Model'}}))
+    for model_type in ('evil', 'roberta'):  # where the code may compute more than the stock class
+        with_code = {'model_type': model_type, 'auto_map': {'AutoConfig': 'evil.Config', 'AutoModel': 'evil.Model'}}
+        path.write_text(json.dumps(changed | with_code))
+        with pytest.raises(InputError, match='theirs: the model has code of its own, which is never run'):
+            load_pretrained(str(tmp_path / 'theirs'))
+    path.write_text(json.dumps(changed))
     with pytest.raises(InputError, match='theirs: neither a checkpoint of ours nor a Hugging Face encoder'):
         load_pretrained(str(tmp_path / 'theirs'))
-    path.write_text(path.read_text().replace('"evil"', '"roberta"'))  # a stock class, which is used
-    assert isinstance(load_pretrained(str(tmp_path / 'theirs')).encoder, Encoder)
+    path.write_text(json.dumps(changed | {'model_type': 'roberta'}))
     path = tmp_path / 'theirs/tokenizer_config.json'
     path.write_text(json.dumps(json.loads(path.read_text()) | {'auto_map': {'AutoTokenizer': ['evil.Words', None]}}))
-    assert load_pretrained(str(tmp_path / 'theirs')).tokenizer.mask_token_id == V - 1
+    tokenizer = load_pretrained(str(tmp_path / 'theirs')).tokenizer
+    assert tokenizer.mask_token_id == V - 1
+    save_tokenizer(tokenizer, tmp_path / 'saved')
+    assert 'evil' not in (tmp_path / 'saved/tokenizer_config.json').read_text()
     assert not (tmp_path / 'ran').exists()
 
 

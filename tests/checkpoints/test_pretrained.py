@@ -236,6 +236,20 @@ class TestBadCheckpoints:
         with pytest.raises(InputError, match=r'run/tokenizer: the files of the tokenizer are damaged'):
             load_pretrained(str(run))
 
+    def test_a_tokenizer_without_a_special_token(self, run):
+        path = run / 'tokenizer/tokenizer_config.json'
+        settings = json.loads(path.read_text())
+        del settings['cls_token']
+        path.write_text(json.dumps(settings))
+        with pytest.raises(InputError, match=r'run/tokenizer: the tokenizer lacks cls_token, sep_token or pad_token'):
+            load_pretrained(str(run))
+
+    def test_a_recipe_that_reads_the_environment(self, run):
+        path = run / 'recipe.yaml'
+        path.write_text(path.read_text().replace('remote: ', 'remote: ${oc.env:HOME}/'))
+        with pytest.raises(InputError, match=r'recipe\.yaml contains \$\{\.\.\.\}'):
+            load_pretrained(str(run))
+
     def test_a_tokenizer_of_another_size(self, run):
         write_tokenizer(run / 'tokenizer', vocab_size=V - 10)
         with pytest.raises(InputError, match=f'has {V - 10} tokens, the model {V}'):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 from pathlib import Path
 
@@ -159,6 +160,9 @@ def test_a_missing_column_and_a_glob_without_match_are_named(tmp_path):
     (tmp_path / 'y.parquet').symlink_to('gone')
     with pytest.raises(InputError, match=r'y\.parquet is a link to gone, which is not there'):
         read(tmp_path, '*.parquet')
+    (tmp_path / os.fsdecode(b'caf\xe9.txt')).write_text('a')
+    with pytest.raises(InputError, match=r'the name of the file is not UTF-8'):
+        read(tmp_path, '*.txt')
     with pytest.raises(InputError, match=r's3://bucket/\*\.txt: must be a local or shared file'):
         find_files(SourceConfig(paths=['s3://bucket/*.txt']))
 

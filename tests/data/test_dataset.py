@@ -113,12 +113,17 @@ def send_batches(
 
 def test_rows_come_whole_with_their_index_and_epoch(shards):
     rows = open_rows(shards.remote)
+    assert rows.num_canonical_nodes == 1  # of any number of nodes, so that all give one order
     first = next(iter(rows))
     assert first['input_ids'].shape == (32,)
     assert first['input_ids'].dtype == np.uint16
     assert first['input_ids'].flags.writeable
     np.testing.assert_array_equal(rows[first['row']]['input_ids'], first['input_ids'])
     assert (first['epoch'], first['input_ids'][0]) == (0, 0)
+
+
+def test_the_order_of_published_runs_is_drawn_again(shards):
+    assert iterate(shards.remote)[0][1][:2] == [647, 1289]
 
 
 def test_every_pass_is_whole_batches_of_distinct_rows_in_another_order(shards):
@@ -337,6 +342,10 @@ def test_a_given_cache_is_used_and_other_content_has_another(shards, tmp_path):
 def test_no_shards_and_another_manifest_are_said(shards, tmp_path):
     with pytest.raises(InputError, match=r'no shards at .*: run `maelm shards'):
         load_manifest(str(tmp_path / 'nowhere'))
-    Path(shards.remote, 'manifest.json').write_text('{"vocab_size": 3}')
-    with pytest.raises(InputError, match='not a manifest'):
-        load_manifest(shards.remote)
+    path = Path(shards.remote, 'manifest.json')
+    fields = parse_json(path.read_bytes(), str(path))
+    del fields['splits']['validation']
+    for foreign in ({'vocab_size': 3}, fields):
+        write_json(path, foreign)
+        with pytest.raises(InputError, match='not a manifest'):
+            load_manifest(shards.remote)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from maelm_composer.data.manifest import Manifest, save_manifest
+from maelm_composer.data.manifest import SPLITS, Manifest, SplitStatistics, save_manifest
 from maelm_composer.data.special_tokens import SPECIAL_TOKENS
 from maelm_composer.data.tokenizer import build_tokenizer, load_tokenizer, sample_documents
 from maelm_composer.errors import InputError
@@ -140,7 +140,8 @@ def test_an_interrupted_tokenizer_is_none_and_that_of_complete_shards_is_not_tra
     with pytest.raises(InputError, match=r'has no recipe\.json: run `maelm tokenizer` with the same recipe'):
         load_tokenizer(recipe)
     own_hash = hashlib.sha256(whole['tokenizer.json']).hexdigest()
-    save_manifest(recipe.remote, Manifest(320, 32, {}, {}, 5.0, own_hash, 'c' * 64, 'r' * 64, []))
+    splits = dict.fromkeys(SPLITS, SplitStatistics())
+    save_manifest(recipe.remote, Manifest(320, 32, {}, splits, 5.0, own_hash, 'c' * 64, 'r' * 64, []))
     load_tokenizer(recipe)  # as version 0.1 left it
     assert not build_tokenizer(recipe)
     (folder / 'tokenizer.json').write_bytes(whole['tokenizer.json'] + b'\n')

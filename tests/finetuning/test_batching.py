@@ -29,6 +29,11 @@ def test_the_order_is_of_seed_and_epoch():
     assert not partners[0] & partners[1]  # not only the order of fixed batches
 
 
+def test_the_order_of_published_runs_is_drawn_again():
+    batches = order_by_length([5, 9, 7, 5, 8, 6, 9, 7, 5, 6], 4, seed=1, epoch=2)
+    assert [batch.tolist() for batch in batches] == [[6, 1], [9, 7, 2, 4], [8, 0, 3, 5]]
+
+
 @pytest.mark.parametrize('size', [16, 32])
 def test_padding_stays_under_a_tenth(size):
     lengths = np.random.default_rng(0).lognormal(3.5, 0.5, 10_000).astype(int) + 3

@@ -11,6 +11,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from maelm_composer.config import EvaluationProtocol, Precision
+from maelm_composer.errors import InputError
 from maelm_composer.finetuning import fit, run
 from maelm_composer.finetuning.evaluation import Evaluator
 from maelm_composer.finetuning.model import FinetuningModel
@@ -41,6 +42,23 @@ def test_every_step_has_the_recipe_s_rate_decay_betas_and_clipped_gradient(confi
     assert set(betas) == {(0.8, 0.9)}
     assert set(eps) == {1e-4}
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
+
+
+@pytest.mark.parametrize('proportion, top', [(0.06, 1), (0.2, 2)])  # 0.72 and 2.4 of twelve steps
+def test_the_steps_of_the_warm_up_are_rounded(configure, proportion, top):
+    rates = []
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]['lr']))
+    try:
+        finetune(configure('rte', max_epochs=2, warmup_proportion=proportion))
+    finally:
+        hook.remove()
+    assert rates.index(max(rates)) == top
+
+
+def test_a_run_that_diverges_ends_before_the_next_look_at_its_losses(configure, monkeypatch):
+    monkeypatch.setattr(fit, 'STEPS_BETWEEN_CHECKS', 2)
+    with pytest.raises(InputError, match=r'step [1-4]\b'):
+        finetune(configure('rte', max_epochs=2, learning_rate=1e30, warmup_proportion=0))
 
 
 def test_the_seed_decides_the_order_of_every_epoch_and_the_dropout(configure, monkeypatch):

@@ -70,6 +70,13 @@ def test_initial_weights(config):
     assert (model.head.bias == 0).all()
 
 
+def test_the_initial_weights_of_published_runs_are_drawn_again(config):
+    model = build_model(config(initializer_range=0.02), seed=3)
+    tables = (model.encoder.token_embeddings.weight, model.decoder.layers[1].intermediate.weight)
+    drawn = [float(value) for table in tables for value in table[1, :2]]
+    assert drawn == pytest.approx([-0.00952062, -0.00585825, 0.03205890, 0.01090926], rel=1e-4)
+
+
 def test_a_unigram_head_bias_starts_at_the_frequencies_and_changes_nothing_else(config, make_batch):
     counts = list(range(60))
     settings = config(head_bias_init=HeadBiasInit.unigram, initializer_range=1e-4)

@@ -65,10 +65,12 @@ def test_a_search_that_fails_now_leaves_what_had_finished(records):
 
 def test_a_published_failure_names_no_place_of_a_machine(records):
     trace = 'File "/home/me/maelm_composer/finetuning/fit.py", line 88'
-    failed = make_finetuning('rte', 'demo', 9600, key='new', status='failed', error='loss is nan', traceback=trace)
+    failed = make_finetuning(
+        'rte', 'demo', 9600, key='new', status='failed', error='/home/me/rte: loss is nan', traceback=trace
+    )
     collect_finetunings([parse_finetuning(json.dumps(failed), 'x.json')], records)
     published = (records / 'finetuning/new.json').read_text()
-    assert 'loss is nan' in published
+    assert '"rte: loss is nan"' in published
     assert '/home/me' not in published
 
 

@@ -20,7 +20,7 @@ import torch
 
 from maelm_composer import precision
 from maelm_composer.config import Precision
-from maelm_composer.data.manifest import Manifest, save_manifest
+from maelm_composer.data.manifest import SPLITS, Manifest, SplitStatistics, save_manifest
 from maelm_composer.errors import InputError
 from maelm_composer.files import write_json
 from maelm_composer.finetuning.identity import describe_protocol
@@ -36,6 +36,7 @@ from maelm_composer.training.run_record import identify
 from tests.records import make_finetuning, make_pretraining, make_rank, make_running
 from tests.reporting.conftest import Archive
 
+EMPTY = dict.fromkeys(SPLITS, SplitStatistics())
 TINY = {
     'data': ['tokenizer.vocab_size=600', 'sources=[{kind: documentation, max_documents: 600}]'],
     'pretraining': [
@@ -199,7 +200,7 @@ def test_shards_are_used_where_their_text_is_not(demo, tmp_path):
     for kind in (Kind.tokenizer, Kind.shards):
         with pytest.raises(InputError, match='matches no file' if kind is Kind.tokenizer else 'no tokenizer at'):
             run.make(alone, Step(kind))
-    save_manifest(str(tmp_path / 'data'), Manifest(8192, 64, {}, {}, 7.0, 'tokenizer', 'content', 'recipe', []))
+    save_manifest(str(tmp_path / 'data'), Manifest(8192, 64, {}, EMPTY, 7.0, 'tokenizer', 'content', 'recipe', []))
     for kind in (Kind.tokenizer, Kind.shards):
         run.make(alone, Step(kind))
     assert [path.name for path in (tmp_path / 'data').iterdir()] == ['manifest.json']
@@ -209,7 +210,7 @@ def test_results_of_another_text_are_refused_before_anything_is_trained(demo, tm
     elsewhere = [f'remote={tmp_path}/data', f'sources=[{{kind: files, paths: ["{tmp_path}/none/*.parquet"]}}]']
     settings = dataclasses.replace(demo.settings, data=[*demo.settings.data, *elsewhere])
     suite = dataclasses.replace(demo, scale='medium', settings=settings)
-    save_manifest(str(tmp_path / 'data'), Manifest(8192, 64, {}, {}, 7.0, 'tokenizer', 'content', 'recipe', []))
+    save_manifest(str(tmp_path / 'data'), Manifest(8192, 64, {}, EMPTY, 7.0, 'tokenizer', 'content', 'recipe', []))
     run.make(suite, Step(Kind.shards))
     record = make_pretraining('medium', identity={'seed': 17, CONTENT_HASH: 'other'})
     write_json(suite.records / 'pretraining/medium.json', record)

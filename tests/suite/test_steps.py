@@ -323,6 +323,7 @@ def test_a_pair_that_the_suite_would_ignore_is_refused(tmp_path, pair, message):
     'settings, pair',
     [
         ('pretraining: [run_name=mine]', 'run_name=mine'),
+        ('pretraining: [init_from=/mine]', 'init_from=/mine'),
         ('pretraining_of: {roberta: [save_folder=mine]}', 'save_folder=mine'),
         ('{pretraining: [seed=3], pretraining_seeds: [18]}', 'seed=3'),
     ],

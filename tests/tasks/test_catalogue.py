@@ -72,6 +72,21 @@ def test_the_table_is_glue_and_squad():
     assert [metric.name for metric in TASKS['mnli'].list_metrics()] == ['matched_accuracy', 'mismatched_accuracy']
     assert {name: TASKS[name].num_outputs for name in official} == dict.fromkeys(official, 2) | {'mnli': 3, 'stsb': 1}
     assert all(task.name == name for name, task in TASKS.items())
+    assert {name: TASKS[name].text_columns for name in official} == {
+        'mnli': ['premise', 'hypothesis'],
+        'qqp': ['question1', 'question2'],
+        'qnli': ['question', 'sentence'],
+        'squad2': ['question', 'context'],
+        **{name: ['sentence'] for name in ('sst2', 'cola')},
+        **{name: ['sentence1', 'sentence2'] for name in ('rte', 'mrpc', 'stsb')},
+    }
+    assert {name: TASKS[name].group for name in GLUE} == {  # Table 5's two columns
+        **dict.fromkeys(('mnli', 'qqp', 'qnli', 'sst2'), 'glue_large'),
+        **dict.fromkeys(('cola', 'rte', 'mrpc', 'stsb'), 'glue_small'),
+    }
+    assert {name: TASKS[name].splits for name in official if TASKS[name].splits} == {
+        'mnli': {'train': 'train', 'matched': 'validation_matched', 'mismatched': 'validation_mismatched'}
+    }
 
 
 @pytest.mark.parametrize('name, near', [('mrcp', 'mrpc'), ('SST-2', 'sst2'), ('squad', 'squad2'), ('MNLI', 'mnli')])

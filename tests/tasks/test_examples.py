@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import SpanConfig
 from maelm_composer.data.special_tokens import CLS_ID, SEP_ID
+from maelm_composer.tasks import examples as module
 from maelm_composer.tasks.catalogue import TASKS
 from maelm_composer.tasks.examples import _join, encode, fit_span
 from maelm_composer.tasks.sources import SpanExample, TextExample
@@ -38,15 +39,23 @@ def test_special_tokens_in_the_text_are_text(tokenizer):
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(16, 48))
-def test_the_longer_text_loses_first(first, second, length):
-    ids = _join(([7] * first, [8] * second), cls=0, sep=2, max_seq_len=length)
-    kept, other = ids.count(7), ids.count(8)
-    assert ids == [0, *[7] * kept, 2, 2, *[8] * other, 2]
+def test_the_longer_text_loses_its_end_first(first, second, length):
+    one, two = list(range(100, 100 + first)), list(range(200, 200 + second))
+    ids = _join((one, two), cls=0, sep=2, max_seq_len=length)
+    kept, other = (sum(low <= token < low + 100 for token in ids) for low in (100, 200))
+    assert ids == [0, *one[:kept], 2, 2, *two[:other], 2]
     assert len(ids) == min(length, first + second + 4)
     if (kept, other) != (first, second):
         # Taking from the longer one token by token ends where they are equal, or where one was never touched.
         assert abs(kept - other) <= 1 or (kept == first and other > kept) or (other == second and kept > other)
-    assert len(_join(([7] * first,), cls=0, sep=2, max_seq_len=length)) == min(length, first + 2)
+    assert _join((one,), cls=0, sep=2, max_seq_len=length) == [0, *one[: length - 2], 2]
+
+
+def test_texts_are_tokenized_in_parts(tokenizer, monkeypatch):
+    monkeypatch.setattr(module, 'TEXTS_AT_ONCE', 2)
+    texts = ('the', 'boy', 'walks', 'to', 'town')
+    parts = encode([TextExample('0', (text,), 0) for text in texts], TASKS['rte'], tokenizer, 48, SpanConfig())
+    assert [ids.tolist() for ids in parts.input_ids] == [tokenizer(text)['input_ids'] for text in texts]
 
 
 def test_targets(tokenizer):

@@ -69,6 +69,7 @@ def test_a_window_is_never_too_long_and_the_windows_lose_nothing(tokenizer, max_
     windows = build(tokenizer, max_seq_len=max_seq_len, question=CONTEXT, **span)
     passage = tokenize_texts([CONTEXT], tokenizer)[CONTEXT]
     assert all(window.passage_start == 9 + 3 for window in windows)
+    assert all(window.input_ids[1:10].tolist() == passage.ids[:9] for window in windows)
     assert all(len(window.input_ids) == max_seq_len for window in windows[:-1])
     assert len(windows[-1].input_ids) <= max_seq_len
     step = min(16, (max_seq_len - 13) // 2)

@@ -69,6 +69,19 @@ def test_a_whole_checkpoint_names_nothing_that_torch_2_7_lacks(recipe):
     assert 'callbacks' not in state
 
 
+def test_a_run_goes_on_from_an_older_checkpoint(recipe, assert_same_run):
+    """As the message about a damaged one advises; the newer ones are made again."""
+    for name in ('whole', 'again'):
+        pretrain(recipe(f'run_name={name}'))
+    latest = Path('runs/again/latest')
+    latest.unlink()
+    latest.symlink_to(name_checkpoint(128))
+    made = Path('runs/whole').resolve().stat().st_mtime_ns
+    pretrain(recipe('run_name=again'))
+    assert latest.resolve().stat().st_mtime_ns > made
+    assert_same_run('runs/again', 'runs/whole')
+
+
 def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, start):
     process = start('recipe.yaml', 'training.sharding=full_shard', *SHORT)
     out, _ = process.communicate(timeout=600)

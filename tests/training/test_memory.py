@@ -1,8 +1,10 @@
-"""The settings that spare memory do so: results, which they must not change, would not tell if they were ignored."""
+"""Settings that must not change results are obeyed: the results would not tell if they were ignored."""
 
 from collections.abc import Callable
 
 import pytest
+import torch
+from torch.nn import functional
 
 from maelm_composer.masking.collate import Batch
 from maelm_composer.model.layer import Layer
@@ -35,6 +37,19 @@ def test_activation_checkpointing_computes_every_layer_twice(recipe, note_calls,
     calls = note_calls(Layer, lambda hidden, *_: len(hidden))
     pretrain(recipe(*SHORT, f'training.activation_checkpointing={option}'))
     assert calls == [16] * 2 * 2 * times  # two batches, and a layer each of encoder and decoder
+
+
+@pytest.mark.parametrize('kernel, calls', [('dense', 0), ('sdpa', 2 * 2)])  # two batches, two layers
+def test_attention_is_computed_by_the_kernel_of_the_recipe(recipe, monkeypatch, kernel, calls):
+    attend, in_training = functional.scaled_dot_product_attention, []
+
+    def note(*inputs):
+        in_training.append(torch.is_grad_enabled())
+        return attend(*inputs)
+
+    monkeypatch.setattr(functional, 'scaled_dot_product_attention', note)
+    pretrain(recipe(*SHORT, f'training.attention={kernel}'))
+    assert sum(in_training) == calls
 
 
 @pytest.mark.parametrize('size, passes', [('null', [16]), ('5', [5, 5, 5, 1])])
