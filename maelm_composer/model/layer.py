@@ -1,6 +1,5 @@
 """One Transformer block, post-LN: x <- LN(x + drop(f(x))) for f each attention, then the feed-forward network."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -35,6 +34,7 @@ class Layer(nn.Module):
         self.output_norm = build_norm()
         self.activation = nn.GELU()
         self.dropout = nn.Dropout(stack.hidden_dropout_prob)
+        self.recomputes = False
 
     def forward(
         self,
@@ -52,6 +52,18 @@ class Layer(nn.Module):
             memory: (B, S, D) the encoder's output, for cross-attention.
             memory_bias: (B, ·, T or M, S), of the cross-attention.
         """
+        inputs = hidden, bias, predicted_index, memory, memory_bias
+        return checkpoint(self.compute, *inputs, use_reentrant=False) if self.recomputes else self.compute(*inputs)
+
+    def compute(
+        self,
+        hidden: Tensor,
+        bias: Tensor | None,
+        predicted_index: Tensor | None,
+        memory: Tensor | None,
+        memory_bias: Tensor | None,
+    ) -> Tensor:
+        """As :meth:`forward`, which may keep no activations of it."""
         if self.has_self_attention:
             assert bias is not None
             whole = None
@@ -68,22 +80,14 @@ class Layer(nn.Module):
         return self.output_norm(hidden + self.dropout(fed_forward))
 
 
-def recompute_layers(model: nn.Module, compiles_layers: bool = False) -> None:
+def recompute_layers(model: nn.Module) -> None:
     """Activation checkpointing: keep the inputs of each layer alone, and compute the layer again in the backward pass.
 
-    Dropout draws the same masks again, so loss and gradients are those of a layer that keeps its activations. The
-    weights keep their names.
-
-    Args:
-        compiles_layers: each layer as a graph of its own, for a model whose graph ends at each layer (FSDP2): there
-            torch.compile would leave all that ``checkpoint`` calls uncompiled.
+    Dropout draws the same masks again, so loss and gradients are those of a layer that keeps its activations.
     """
     for layer in model.modules():
         if isinstance(layer, Layer):
-            forward: Callable[..., Tensor] = partial(checkpoint, layer.forward, use_reentrant=False)
-            if compiles_layers:
-                forward = torch.compile(forward, fullgraph=True, dynamic=False)
-            vars(layer)['forward'] = forward
+            layer.recomputes = True
 
 
 def take_positions(values: Tensor, index: Tensor) -> Tensor:

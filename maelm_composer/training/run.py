@@ -224,7 +224,7 @@ class _Run:
         stacks = ('encoder',) if self.model.decoder is None else ('encoder', 'decoder')
         self.attention = dict.fromkeys(stacks, choose_backend(config.training.attention, find_device().type).name)
         if config.training.activation_checkpointing:
-            recompute_layers(self.model, compiles_layers=config.training.compile and self.is_sharded)
+            recompute_layers(self.model)
         self.start = find_resume_point(self.folder, self.model, self.is_sharded)
         with raise_on_all_ranks():
             if isinstance(self.record, PretrainingRecord) and self.start.state is None:

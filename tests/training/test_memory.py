@@ -16,17 +16,17 @@ SHORT = ('training.max_samples=32', 'optimizer.warmup_samples=16')  # two batche
 
 @pytest.fixture
 def note_calls(monkeypatch):
-    """``note_calls(kind, describe)``: a list of what ``describe`` says of each forward pass in training."""
+    """``note_calls(kind, method, describe)``: a list of what ``describe`` says of each call in training."""
 
-    def begin(kind: type, describe: Callable) -> list:
-        forward, noted = kind.forward, []
+    def begin(kind: type, method: str, describe: Callable) -> list:
+        compute, noted = getattr(kind, method), []
 
-        def forward_and_note(module, *arguments, **named):
+        def compute_and_note(module, *arguments):
             if module.training:
                 noted.append(describe(*arguments))
-            return forward(module, *arguments, **named)
+            return compute(module, *arguments)
 
-        monkeypatch.setattr(kind, 'forward', forward_and_note)
+        monkeypatch.setattr(kind, method, compute_and_note)
         return noted
 
     return begin
@@ -34,7 +34,7 @@ def note_calls(monkeypatch):
 
 @pytest.mark.parametrize('option, times', [('false', 1), ('true', 2)])
 def test_activation_checkpointing_computes_every_layer_twice(recipe, note_calls, option, times):
-    calls = note_calls(Layer, lambda hidden, *_: len(hidden))
+    calls = note_calls(Layer, 'compute', lambda hidden, *_: len(hidden))
     pretrain(recipe(*SHORT, f'training.activation_checkpointing={option}'))
     assert calls == [16] * 2 * 2 * times  # two batches, and a layer each of encoder and decoder
 
@@ -54,6 +54,6 @@ def test_attention_is_computed_by_the_kernel_of_the_recipe(recipe, monkeypatch, 
 
 @pytest.mark.parametrize('size, passes', [('null', [16]), ('5', [5, 5, 5, 1])])
 def test_a_forward_pass_holds_a_microbatch(recipe, note_calls, size, passes):
-    rows = note_calls(PretrainingModel, lambda batch: len(Batch(*batch).input_ids))
+    rows = note_calls(PretrainingModel, 'forward', lambda batch: len(Batch(*batch).input_ids))
     pretrain(recipe(*SHORT, f'training.device_train_microbatch_size={size}'))
     assert rows == 2 * passes

@@ -154,8 +154,8 @@ def test_a_run_on_several_ranks_can_be_compiled(recipe, start, monkeypatch, shar
     short = ('training.max_samples=64', 'model.hidden_dropout_prob=0', 'model.attention_probs_dropout_prob=0')
     if ranks:  # 53 MB of gradients: three buckets, at whose ends torch cuts the graph
         short += ('model.num_hidden_layers=4', 'model.hidden_size=512', 'model.intermediate_size=2048')
-    if not ranks:  # last microbatches of another size, and three kinds of layers
-        short += ('model.decoder.num_hidden_layers=2', 'training.eval_rows=20')
+    if not ranks:  # last microbatches of another size, three kinds of layers, and more layers than graphs are allowed
+        short += ('model.num_hidden_layers=34', 'model.decoder.num_hidden_layers=2', 'training.eval_rows=20')
         short += ('training.device_train_microbatch_size=12',)
     eager = pretrain(recipe('run_name=eager', *short))
     changes = (f'training.sharding={sharding}', 'training.compile=true', *short)

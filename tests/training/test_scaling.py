@@ -35,7 +35,12 @@ from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_record import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-COLLECTIVES = {'allreduce_': 'all_reduce', '_allgather_base_': 'all_gather', '_reduce_scatter_base_': 'reduce_scatter'}
+COLLECTIVES = {
+    'allreduce_': 'all_reduce',
+    '_allgather_base_': 'all_gather',
+    '_reduce_scatter_base_': 'reduce_scatter',
+    'broadcast_': 'broadcast',
+}
 # Wide enough that what is not weights (log lines, the gradient's norm, stop signals) is below a thousandth.
 TRAFFIC = (
     'model.vocab_size=512',
@@ -164,6 +169,7 @@ def test_two_ranks_send_what_is_predicted(recipe, sharding, passes):
     written = measured.pop('written')
     predicted = scaling.collect_payloads(recipe(*overrides).model, sharding, 2, passes)
     print(f'\n{sharding.value}, {passes} passes: predicted {predicted}, measured {measured}, written {written:,}')
+    assert measured['broadcast'] < 16  # Composer's; constant tables are not sent
     for name, size in predicted.items():
         assert measured[name] == pytest.approx(size, rel=0.01)
     # gloo (torch 2.7) makes a reduce-scatter of an all-reduce, of which each rank forgets what is not its own.
