@@ -8,11 +8,10 @@ import re
 import sys
 import time
 from dataclasses import replace
-from enum import Enum
 from importlib import metadata
 from os.path import expanduser
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -21,8 +20,6 @@ from maelm_composer.config import CorpusConfig, FinetuningConfig, Implementation
 from maelm_composer.errors import InputError, one_line_errors
 from maelm_composer.recipe import load_config, split_arguments
 from maelm_composer.versions import warn_of_untested_torch
-
-EnumType = TypeVar('EnumType', bound=Enum)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -225,14 +222,14 @@ def predict(
     model: Annotated[str, typer.Argument(help='Folder of a fine-tuned model (saves_model=true), local or s3://.')],
     rows: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file with the task's text columns.")],
     predictions: Annotated[Path, typer.Argument(help='Target: .jsonl, .tsv (GLUE submission), .json (SQuAD 2.0).')],
-    precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
+    precision: Annotated[Precision, typer.Option(help='Precision of the forward passes.')] = Precision.fp32,
     threshold: Annotated[float, typer.Option(help='SQuAD 2.0: no answer above this null score difference.')] = 0.0,
     batch_size: Annotated[int, typer.Option(min=1, help='Rows in one forward pass.')] = 64,
 ) -> None:
     """Predict the rows of a file with a fine-tuned model."""
     from maelm_composer.finetuning.predict import predict_file
 
-    count = predict_file(model, rows, predictions, _choose(Precision, precision), threshold, batch_size)
+    count = predict_file(model, rows, predictions, precision, threshold, batch_size)
     print(f'{count:,} predictions: {predictions}')
 
 
@@ -244,17 +241,22 @@ def rank(
     text_column: Annotated[str, typer.Option(help='Column of the text in .jsonl and .parquet files.')] = 'text',
     max_tokens: Annotated[int, typer.Option(help='Number of real tokens to read.')] = 5_000_000,
     centered: Annotated[bool, typer.Option(help='Subtract the mean row first, unlike the paper.')] = False,
-    precision: Annotated[str, typer.Option(help='Precision of the forward passes: fp32, bf16 or auto.')] = 'fp32',
-    implementation: Annotated[str, typer.Option(help='Code of the encoder: auto, ours or huggingface.')] = 'auto',
+    precision: Annotated[Precision, typer.Option(help='Precision of the forward passes.')] = Precision.fp32,
+    implementation: Annotated[Implementation, typer.Option(help='Code of the encoder.')] = Implementation.auto,
     folder: Annotated[str | None, typer.Option(help="Folder of the records; default: the run's own ranks/.")] = None,
 ) -> None:
     """Measure the effective rank of every layer, for inputs with and without [MASK]."""
     from maelm_composer.analysis.ranks import RankOptions, analyze_ranks, find_rank_folder, print_ranks
 
-    options = RankOptions(max_tokens=max_tokens, centered=centered, precision=_choose(Precision, precision))
-    kind = _choose(Implementation, implementation)
+    options = RankOptions(max_tokens=max_tokens, centered=centered, precision=precision)
     record = analyze_ranks(
-        checkpoint, options, data=data, text=text or (), text_column=text_column, implementation=kind, folder=folder
+        checkpoint,
+        options,
+        data=data,
+        text=text or (),
+        text_column=text_column,
+        implementation=implementation,
+        folder=folder,
     )
     print_ranks(record)
     print(f'record: {Path(folder or find_rank_folder(checkpoint), record.key)}.json')
@@ -338,12 +340,6 @@ def doctor(clean: Annotated[bool, typer.Option(help='Remove the shared memory of
     print(f'left behind by ended runs: {len(dead)} shared-memory segments and lock files{", removed" if clean else ""}')
     if dead and not clean:
         print('dead segments take memory, nothing else; `maelm doctor --clean` removes them')
-
-
-def _choose(options: type[EnumType], name: str) -> EnumType:
-    if name not in options.__members__:
-        raise InputError(f'--{options.__name__.lower()} {name}: must be one of {", ".join(options.__members__)}')
-    return options[name]
 
 
 if __name__ == '__main__':

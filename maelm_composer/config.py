@@ -8,7 +8,7 @@ defaults are the paper's base setting (Meng et al., arXiv:2302.02060, preprint, 
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import Any
 
 MISSING: Any = '???'  # OmegaConf's mark of a value that a recipe must give
@@ -24,26 +24,46 @@ def number(default: float, **limits: float) -> Any:
 
 SEED = {'at_least': 0, 'below': 2**31}  # Composer adds the number of the rank, and the sum must be below 2**32
 
-# OmegaConf reads an Enum by member name, so members are named as they are written in YAML.
+# OmegaConf reads an Enum by member name; a member's value is the same text, as which JSON writes it.
 # A variant of the model or the masking is one of these values; see yamls/ablations/.
-SourceKind = Enum('SourceKind', 'documentation files huggingface')
-EncoderMaskContent = Enum('EncoderMaskContent', 'mask_token random_token')
-PositionIds = Enum('PositionIds', 'aligned consecutive')
-RelativePositionFunction = Enum('RelativePositionFunction', 't5 authors')
-RelativePositionInit = Enum('RelativePositionInit', 'normal local')
-HeadBiasInit = Enum('HeadBiasInit', 'zeros unigram')
-DecoderAttention = Enum('DecoderAttention', 'bidirectional bidirectional_cross causal_cross cross')
-Schedule = Enum('Schedule', 'linear cosine constant')
-Precision = Enum('Precision', 'fp32 bf16 auto')  # auto: the faster one on the device (precision.py)
-AttentionBackend = Enum('AttentionBackend', 'auto dense sdpa')
-Logger = Enum('Logger', 'tensorboard wandb mlflow')
-TaskSource = Enum('TaskSource', 'huggingface files demo')
-Implementation = Enum('Implementation', 'auto ours huggingface')
-EvaluationProtocol = Enum('EvaluationProtocol', 'final half_epochs')
-SelectionProtocol = Enum('SelectionProtocol', 'grid_on_one_seed full_grid')
+SourceKind = StrEnum('SourceKind', 'documentation files huggingface')
+EncoderMaskContent = StrEnum('EncoderMaskContent', 'mask_token random_token')
+PositionIds = StrEnum('PositionIds', 'aligned consecutive')
+RelativePositionFunction = StrEnum('RelativePositionFunction', 't5 authors')
+RelativePositionInit = StrEnum('RelativePositionInit', 'normal local')
+HeadBiasInit = StrEnum('HeadBiasInit', 'zeros unigram')
+Schedule = StrEnum('Schedule', 'linear cosine constant')
+Precision = StrEnum('Precision', 'fp32 bf16 auto')  # auto: the faster one on the device (precision.py)
+AttentionBackend = StrEnum('AttentionBackend', 'auto dense sdpa')
+Logger = StrEnum('Logger', 'tensorboard wandb mlflow')
+TaskSource = StrEnum('TaskSource', 'huggingface files demo')
+Implementation = StrEnum('Implementation', 'auto ours huggingface')
+EvaluationProtocol = StrEnum('EvaluationProtocol', 'final half_epochs')
+SelectionProtocol = StrEnum('SelectionProtocol', 'grid_on_one_seed full_grid')
 
 
-class Sharding(Enum):
+class DecoderAttention(StrEnum):
+    """What the decoder's layers attend to (Table 2)."""
+
+    bidirectional = 'bidirectional'  # all positions of the row
+    bidirectional_cross = 'bidirectional_cross'  # these, then the encoder's outputs
+    causal_cross = 'causal_cross'  # the positions up to their own, then the encoder's outputs
+    cross = 'cross'  # the encoder's outputs
+
+    @property
+    def has_self_attention(self) -> bool:
+        return self is not DecoderAttention.cross
+
+    @property
+    def has_cross_attention(self) -> bool:
+        return self is not DecoderAttention.bidirectional
+
+    @property
+    def is_causal(self) -> bool:
+        return self is DecoderAttention.causal_cross
+
+
+class Sharding(StrEnum):
     ddp = 'ddp'  # replicate; fastest while model and optimizer fit on one device
     shard_grad_op = 'shard_grad_op'  # FSDP2, parameters kept gathered between forward and backward
     full_shard = 'full_shard'  # FSDP2, parameters gathered layer by layer
@@ -143,7 +163,7 @@ class ModelConfig:
     @property
     def predicts_every_token(self) -> bool:
         """Whether the loss is that of all positions, as an autoregressive decoder's, instead of the masked ones'."""
-        return self.decoder is not None and self.decoder.attention is DecoderAttention.causal_cross
+        return self.decoder is not None and self.decoder.attention.is_causal
 
 
 @dataclass

@@ -38,7 +38,7 @@ class Key:
         default = self.field.default
         if self.field.default_factory is not dataclasses.MISSING:
             default = self.field.default_factory()
-        return '' if default == MISSING else json.dumps(default, default=lambda member: member.name).strip('"')
+        return '' if default == MISSING else json.dumps(default).strip('"')
 
     @property
     def type(self) -> type:

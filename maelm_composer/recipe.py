@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,8 +96,8 @@ def to_yaml(config: CorpusConfig | PretrainingConfig | FinetuningConfig) -> str:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """The config as nested dicts and lists that JSON can hold; an Enum becomes its member name."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=lambda member: member.name))
+    """The config as nested dicts and lists that JSON can hold."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     return plain
 
 
@@ -156,8 +155,6 @@ def _assert_read_as_meant(root: type, layer: Any, where: str) -> None:
         kind = next((key.type for key in keys if key.matches(name)), float)
         if kind is str:
             raise InputError(f'{where}: {name}: YAML reads this value as {value}, so put it in quotes')
-        if issubclass(kind, Enum):
-            raise InputError(f'{where}: {name}: {value} is none of {", ".join(kind.__members__)}')
 
 
 def _walk_values(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,6 @@
 """Parameters and floating-point operations of a recipe, from its config alone (no torch)."""
 
-from maelm_composer.config import DecoderAttention, DecoderConfig, ModelConfig
+from maelm_composer.config import DecoderConfig, ModelConfig
 
 # Size of the first axis, which FSDP2 divides among the ranks, and the product of the other axes. A weight, its bias and
 # a LayerNorm after it share the first axis and are one entry: fan-in + 1 (+ 2).
@@ -20,11 +20,12 @@ def list_parameters(config: ModelConfig) -> dict[str, list[list[Parameter]]]:
     if decoder is not None:
         head_size = decoder.hidden_size
         own = [(config.max_seq_len, head_size), (head_size, 2)]
-        if decoder.attention is not DecoderAttention.cross:
+        attention = decoder.attention
+        if attention.has_self_attention:
             own.append((decoder.relative_position_buckets, decoder.num_attention_heads))
         if head_size != size:
             own.append((head_size, size + 1))
-        num_attentions = 2 if decoder.attention.name.endswith('_cross') else 1
+        num_attentions = attention.has_self_attention + attention.has_cross_attention
         parts['decoder'] = [own, *decoder.num_hidden_layers * [_list_layer(decoder, num_attentions)]]
     parts['head'] = [[(head_size, head_size + 3), (config.vocab_size, 1)]]
     if head_size != size:
@@ -58,14 +59,16 @@ def count_forward_flops(config: ModelConfig, visible: int, masked: int) -> dict[
         return {'encoder': encoder, 'decoder': 0, 'head': head}
     encoder = layers * _layer_flops(config, visible, visible)
     length, depth = config.max_seq_len, decoder.num_hidden_layers
-    if decoder.attention is DecoderAttention.cross:
+    has_memory = decoder.attention.has_cross_attention
+    if not decoder.attention.has_self_attention:
         cost = depth * _layer_flops(decoder, masked, visible)
     else:
         cost = (depth - 1) * _layer_flops(decoder, length, length) + _layer_flops(decoder, masked, length)
-    if decoder.attention.name.endswith('_cross'):
-        cost += (depth - 1) * _attention_flops(decoder, length, visible) + _attention_flops(decoder, masked, visible)
+        if has_memory:
+            cost += (depth - 1) * _attention_flops(decoder, length, visible)
+            cost += _attention_flops(decoder, masked, visible)
     if decoder.hidden_size != size:
-        memory = 0 if decoder.attention is DecoderAttention.bidirectional else visible
+        memory = visible if has_memory else 0
         cost += 2 * (length + memory) * size * decoder.hidden_size
     return {'encoder': encoder, 'decoder': cost, 'head': head}
 

@@ -23,9 +23,9 @@ class Stack(nn.Module):
 
         Initial weights are drawn in the order of the modules, so an encoder or decoder makes its own modules first.
         """
-        self.has_self_attention = attention is not DecoderAttention.cross
-        self.has_cross_attention = attention is not DecoderAttention.bidirectional
-        self.is_causal = attention is DecoderAttention.causal_cross
+        self.has_self_attention = attention.has_self_attention
+        self.has_cross_attention = attention.has_cross_attention
+        self.is_causal = attention.is_causal
         size, eps = stack.hidden_size, model.layer_norm_eps
         self.position_embeddings = nn.Embedding(model.max_seq_len, size)
         self.embedding_norm = nn.LayerNorm(size, eps)

@@ -46,8 +46,7 @@ def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) 
     assert source.config is not None
     _assert_same_tokenizer(config, source.tokenizer.backend_tokenizer)  # the reason for another vocab_size, too
     if (name := _find_difference(config.model, source.config)) is not None:
-        values = (getattr(stack, name) for stack in (config.model, source.config))
-        here, there = (getattr(value, 'name', value) for value in values)  # of an Enum its name
+        here, there = (getattr(stack, name) for stack in (config.model, source.config))
         raise InputError(f'model.{name} is {here}, but init_from {config.init_from} has {there}')
     weights = {f'{ENCODER}{name}': value for name, value in source.encoder.state_dict().items()}
     found = find_encoder(config.init_from)
