@@ -6,23 +6,20 @@ Each number keeps the records that it is computed from, or the reason why it is 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from maelm_composer.errors import InputError
+from maelm_composer.recipe import read_keys
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, RankRecord
+from maelm_composer.reporting.artefacts import ABLATIONS, DELTAS
 from maelm_composer.statistics import ExampleVariance, estimate_contrast, measure_example_variance
 
 NEVER = 'never in'  # begins the note of a value that is infinite in some seeds
 ENOUGH_SEEDS = 3  # for a verdict, a trend or a drawn interval: of two seeds, Student's t interval is very wide
 
-# Settings in which the paper's variants differ, beside the decoder's.
-VARIED = {
-    f'masking.{key}'
-    for key in ('encoder_mask_fraction', 'encoder_mask_content', 'decoder_resets_masks', 'position_ids')
-}
 OF_ROUNDING = 1 / 12  # variance of rounding to a whole number, as of ranks: the error is uniform on [-1/2, 1/2]
 
 
@@ -207,9 +204,16 @@ def list_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[s
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
+@cache
+def find_varied() -> set[str]:
+    """The settings in which the paper's variants differ: the keys of their overlays."""
+    models = (*ABLATIONS, *(model for _, model in DELTAS))
+    return {key for model in models for path in model.overlays for key in read_keys(path)}
+
+
 def _describe_training(run: PretrainingRecord) -> dict[str, Any]:
     """The settings that compared runs of one seed share."""
-    varied = VARIED | {'model.relative_position_buckets'}  # Table 2's; recipes.py names it as a difference
+    varied = find_varied()
     of_recipe = {k: v for k, v in run.identity.items() if not k.startswith('model.decoder') and k not in varied}
     shared = ('data_hash', 'tokenizer_hash', 'samples', 'batches', 'eval_rows')
     return of_recipe | {name: getattr(run, name) for name in shared}

@@ -22,8 +22,8 @@ from maelm_composer.reporting.artefacts import (
 )
 from maelm_composer.reporting.cells import ENOUGH_SEEDS
 from maelm_composer.reporting.forest import draw_claims
+from maelm_composer.reporting.formatting import format_x
 from maelm_composer.reporting.ladder import AT_EQUAL_FLOPS
-from maelm_composer.reporting.page import format_x
 from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, RANK, Row
 
 Style = dict[str, Any]

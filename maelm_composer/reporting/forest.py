@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from maelm_composer.reporting.artefacts import LADDER, find_artefact
 from maelm_composer.reporting.cells import ENOUGH_SEEDS
 from maelm_composer.reporting.figure3 import LEAD
-from maelm_composer.reporting.page import name_claim
+from maelm_composer.reporting.formatting import name_claim
 from maelm_composer.reporting.rows import FAILS, WORDS, Row
 
 # The labels of axes by unit, and the color and the marker of a verdict.

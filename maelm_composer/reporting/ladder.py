@@ -29,6 +29,7 @@ from maelm_composer.reporting.cells import (
     subtract_relative,
 )
 from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.formatting import format_x
 from maelm_composer.reporting.rows import (
     MARGIN_RANK_SHARE,
     PERCENT,
@@ -188,7 +189,7 @@ def _claim_trend(gap: str, name: str, unit: str, gaps: dict[Rung, Cell]) -> Clai
         trend, rungs = Cell(missing='a slope needs two rungs of at least three pretraining seeds'), ''
     else:
         trend = slope([(math.log10(rung.flops), cell) for rung, cell in found.items()], are_rungs=True)
-        *names, last = [f'{rung.flops:.0e}'.replace('+', '') for rung in found]
+        *names, last = [format_x(rung.flops) for rung in found]
         rungs = f'{", ".join(names)} and {last} FLOPs'
         if rates := _name_rates(run for cell in found.values() for run in cell.runs):
             rungs += f' {rates}'

@@ -1,7 +1,6 @@
 """The data of the page of one scale, which page.html.j2 lays out: findings in sentences, cost, tables, provenance."""
 
 import base64
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,19 @@ from maelm_composer.reporting.artefacts import (
     label_of,
 )
 from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.formatting import (
+    format_interval,
+    format_number,
+    format_p,
+    format_value,
+    format_x,
+    is_signed,
+    name_claim,
+    name_score,
+    name_unit,
+)
 from maelm_composer.reporting.ladder import TREND
 from maelm_composer.reporting.rows import CONSTANT, GAP, NO_DIFFERENCE, NOT_COMPARABLE, PERCENT, WORDS, Row
-from maelm_composer.statistics import ALPHA
 
 CLAIMS = 'claims'  # the name of the figure of all claims
 PROVENANCE = {
@@ -38,12 +47,6 @@ PROVENANCE = {
     'hardware': 'hardware',
 }
 NAMED = 4  # up to so many claims of one verdict are named, more are counted
-DIGITS = {
-    **dict.fromkeys(('percent', 'points', 'rank', 'degrees'), 1),
-    **dict.fromkeys(('share', 'hours', 'nats'), 3),
-    **dict.fromkeys(('tokens', 'samples'), 0),
-}
-MOST_DIGITS = 5
 SIZES = {  # of a ladder's models
     'rows of a batch': 'training.global_train_batch_size',
     'layers of the encoder': 'model.num_hidden_layers',
@@ -204,85 +207,6 @@ def _describe_verdict(word: str, claims: Sequence[Row], total: int, are_named: b
 
 def _name(row: Row) -> str:
     return f'{name_claim(row, " at ")} {format_value(row, is_signed(row))} {name_unit(row)}'
-
-
-def name_claim(row: Row, before_x: str) -> str:
-    """The claim without its artefact; MAE-LM − RoBERTa is left out."""
-    comparison = '' if row.row == GAP else row.row.removeprefix(f'{GAP}, ') + ', '
-    return comparison + name_score(row, before_x)
-
-
-def name_score(row: Row, before_x: str = ' at ') -> str:
-    """The score and, of a figure, where: ``QQP at 3e13 FLOPs``."""
-    if row.x is None:
-        return label_of(row.column)
-    x, unit = format_x(row.x), row.x_unit
-    return f'{label_of(row.column)}{before_x}' + (f'{unit} {x}' if unit in ('δ', 'layer', 'epoch') else f'{x} {unit}')
-
-
-def format_x(x: float) -> str:
-    return f'{x:g}'.replace('e+', 'e') if x >= 1e12 else f'{x:,.10g}'
-
-
-def name_unit(row: Row) -> str:
-    """The unit of a comparison."""
-    unit = row.unit.removesuffix(' a decade')
-    return {'rank': 'dimensions', 'percent': "% of RoBERTa's rank"}.get(unit, unit)
-
-
-def is_signed(row: Row) -> bool:
-    """Whether a difference is written with its plus sign."""
-    return row.unit.split()[0] in ('points', 'rank', 'percent', 'share')
-
-
-def format_interval(row: Row) -> str:
-    """``low to high``, both with the digits of :func:`_count_digits`."""
-    if row.low is None or row.high is None:
-        return ''
-    digits = _count_digits(row, row.low, row.high)
-    return ' to '.join(format_number(bound, row.unit, digits=digits) for bound in (row.low, row.high))
-
-
-def _count_digits(row: Row, *numbers: float) -> int | None:
-    """So many digits that none of ``numbers`` beside zero or the margin of ``row`` looks as if it were there."""
-    margin, digits = row.margin, DIGITS.get(row.unit.removesuffix(' a decade'))
-
-    def misleads(number: float) -> bool:
-        is_at_margin = margin is not None and abs(number) != margin == round(abs(number), digits)
-        return is_at_margin or (number != 0 and round(number, digits) == 0)
-
-    while digits is not None and digits < MOST_DIGITS and any(map(misleads, numbers)):
-        digits += 1
-    return digits
-
-
-def format_p(p: float) -> str:
-    """``= 0.012``: two digits, or so many that a p beside the level does not look as if it were the level."""
-    digits = next(n for n in itertools.count(2) if float(f'{p:.{n}g}') != ALPHA or n > MOST_DIGITS)
-    return '< 0.001' if p < 0.001 else f'= {p:.{digits}g}'
-
-
-def format_value(row: Row, is_signed: bool = False) -> str:
-    """The value; if it is infinite because some pretraining seeds never arrived, that."""
-    if row.value is not None and math.isinf(row.value) and row.note:
-        return row.note
-    digits = None  # a whole rank has none after the point
-    if row.is_claim and row.value and row.value % 1 and (row.low or 0.0) * (row.high or 0.0) > 0:
-        digits = _count_digits(row, row.value)  # a difference whose interval excludes zero does not look like zero
-    return format_number(row.value, row.unit, is_signed, digits)
-
-
-def format_number(value: float | None, unit: str, is_signed: bool = False, digits: int | None = None) -> str:
-    """``value`` with the digits that suit ``unit``, thousands separators and a typographic minus sign."""
-    if value is None:
-        return ''
-    if unit == 'tokens' and value >= 1e6:
-        return f'{value / 1e6:,.2f} million'
-    sign = '+' if is_signed else ''
-    if digits is None:
-        digits = 0 if unit == 'rank' and value == int(value) else DIGITS.get(unit.removesuffix(' a decade'))
-    text = f'{value:{sign},.4g}' if digits is None else f'{value:{sign},.{digits}f}'
-    return (text if text.strip('+-0.') else text.lstrip('+-')).replace('-', '−').replace('e+', 'e')
 
 
 def _describe_models(evidence: Evidence) -> str:

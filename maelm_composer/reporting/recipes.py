@@ -16,8 +16,9 @@ from typing import Any
 from maelm_composer.errors import InputError
 from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, RUNGS_OF, Rung
-from maelm_composer.reporting.cells import VARIED, Cell, list_differences, subtract, subtract_relative
+from maelm_composer.reporting.cells import Cell, find_varied, list_differences, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence, Runs, order_by_seed
+from maelm_composer.reporting.formatting import format_x
 from maelm_composer.reporting.ladder import FLOPS, LOSS, MASK_GAIN, RELATIVE
 from maelm_composer.reporting.load import RANK_OPTIONS, RANKS, assert_equal
 from maelm_composer.reporting.rows import GAP, MARGIN_RANK_SHARE, PERCENT, RANK, Claim, Row, RowBuilder
@@ -45,8 +46,9 @@ class Group:
 
     def find_differing(self, other: 'Group') -> list[str]:
         """The settings that differ, of those that both models of a recipe share."""
+        varied = find_varied() - {'model.relative_position_buckets'}  # which both models of a recipe share
         here, there = (
-            {key: value for key, value in settings.items() if not key.startswith(DECODER) and key not in VARIED}
+            {key: value for key, value in settings.items() if not key.startswith(DECODER) and key not in varied}
             for settings in (self.settings, other.settings)
         )
         return list_differences(here, there)
@@ -82,7 +84,7 @@ def build_recipes(builder: RowBuilder) -> list[Row]:
     found = sorted(_find_comparisons(builder.evidence), key=lambda c: (c.label, c.rung.flops))
     for one, other in pairwise(found):
         if (one.label, one.rung) == (other.label, other.rung):
-            name = f'{one.label} at {one.rung.flops:.0e} FLOPs'
+            name = f'{one.label} at {format_x(one.rung.flops)} FLOPs'
             raise InputError(f'recipes/{one.folder} and recipes/{other.folder} both have {name}: keep one')
     rows, claims = dict[tuple[str, str, float], Row](), list[Claim]()
     for each in found:
@@ -92,7 +94,7 @@ def build_recipes(builder: RowBuilder) -> list[Row]:
             same = rows.setdefault((row.row, row.column, flops), row.at(flops, 'FLOPs'))
             if same.run_keys != row.run_keys:
                 raise InputError(
-                    f'{row.row} at {flops:.0e} FLOPs is {same.run_keys} as well as {row.run_keys}: '
+                    f'{row.row} at {format_x(flops)} FLOPs is {same.run_keys} as well as {row.run_keys}: '
                     'keep those of one recipe'
                 )
         claims.append(Claim(f'{GAP}, {each.label}', RELATIVE, lead, margin=100 * MARGIN_RANK_SHARE))

@@ -15,17 +15,10 @@ from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.figure3 import build_figure3
 from maelm_composer.reporting.figures import DRAWINGS, write_figure
 from maelm_composer.reporting.forest import draw_claims
+from maelm_composer.reporting.formatting import format_interval, format_number, format_value, name_score
 from maelm_composer.reporting.ladder import build_ladder
 from maelm_composer.reporting.load import load_evidence
-from maelm_composer.reporting.page import (
-    CLAIMS,
-    format_interval,
-    format_number,
-    format_value,
-    make_grid,
-    name_score,
-    render_page,
-)
+from maelm_composer.reporting.page import CLAIMS, make_grid, render_page
 from maelm_composer.reporting.recipes import build_recipes
 from maelm_composer.reporting.rows import NOT_COMPARABLE, WORDS, Row, RowBuilder, load_published, write_rows
 from maelm_composer.reporting.tables import BUILDERS as TABLE_BUILDERS

@@ -17,8 +17,8 @@ from maelm_composer.files import LOCK
 from maelm_composer.records import pack_numbers
 from maelm_composer.reporting.artefacts import ARTEFACTS, LADDER, RECIPES
 from maelm_composer.reporting.figures import DRAWINGS
+from maelm_composer.reporting.formatting import format_interval, format_p, format_value
 from maelm_composer.reporting.load import load_evidence, read_csv
-from maelm_composer.reporting.page import format_interval, format_p, format_value
 from maelm_composer.reporting.report import report, write_tables
 from maelm_composer.reporting.rows import HEADER, Row
 from tests.reporting.conftest import PRETRAINING_SEEDS, Archive
