@@ -3,7 +3,7 @@
 Read it in the order of the pipeline: data -> masking -> model -> training. A module imports its own stage or an
 earlier one.
 
-Shape legend, used by every docstring and trailing comment:
+Shape legend of the docstrings and trailing comments; axes of another kind are written out, as in (questions,):
 
     B     batch (rows)
     N     length of a row, max_seq_len (paper: n)
@@ -11,6 +11,7 @@ Shape legend, used by every docstring and trailing comment:
     T     positions of the sequence at hand: S in the encoder, N in the decoder
     Q, K  queries, keys
     M     positions to predict in a row
+    I     indices, any number
     D     hidden size (D_dec: of the decoder)
     H     attention heads (paper: N); not the paper's H
     Dh    size of a head, D / H

@@ -120,7 +120,7 @@ class DataConfig:
 
 @dataclass
 class MaskingConfig:
-    mlm_probability: float = number(0.15, above=0, below=1)  # share of masked positions; up to 1/6 suits every row
+    mlm_probability: float = number(0.15, above=0, below=1)  # share of masked positions; up to 1/6 fits every row
     encoder_mask_fraction: float = number(0.0, at_least=0, at_most=1)  # δ: share of the [MASK]s that the encoder sees
     encoder_mask_content: EncoderMaskContent = EncoderMaskContent.mask_token  # at masks that the encoder sees
     decoder_resets_masks: bool = False  # true: the decoder reads e_[MASK] at masks that the encoder saw

@@ -54,12 +54,12 @@ def explain_shortage(microbatch_size: int, key: str = 'training.device_train_mic
                 + LESS_MEMORY
             ) from None
         is_killed = re.search(r'DataLoader worker .*(killed by signal: Killed|exited unexpectedly)', str(error))
-        if not (is_killed or _is_lost_connection(error)):
+        if not (is_killed or _is_lost_worker(error)):
             raise
         raise InputError(f'a loader worker was killed, most likely because memory ran out: {LESS_MEMORY}') from None
 
 
-def _is_lost_connection(error: BaseException) -> bool:
+def _is_lost_worker(error: BaseException) -> bool:
     """Whether the other end of a connection of ``multiprocessing`` went away, at whichever of its messages.
 
     The main process fetches each tensor from the worker that made it, as the descriptor of an open file. If the worker

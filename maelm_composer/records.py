@@ -119,7 +119,7 @@ class _Pretraining(Record):
         return [*self.earlier, Process(**own)]
 
     def following(self, before: '_Pretraining') -> Self:
-        """This record of a process that goes on with the run of ``before``, whose saved training counts."""
+        """This record of a process that resumes the run of ``before``, with that run's processes as far as saved."""
         past = [process for process in before.processes if process.since < self.since]
         if past and replace(past[-1], since=self.since) == self.processes[-1]:
             return self.model_copy(update={'earlier': past[:-1], 'since': past[-1].since})

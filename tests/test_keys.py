@@ -29,7 +29,7 @@ def test_the_keys_are_those_that_a_recipe_takes():
 def test_a_key_shows_its_values_default_and_meaning():
     (key,) = list_keys('pretraining', 'masking.mlm_probability')
     assert (key.values, key.default) == ('number > 0, < 1', '0.15')
-    assert key.meaning == 'share of masked positions; up to 1/6 suits every row'
+    assert key.meaning == 'share of masked positions; up to 1/6 fits every row'
     assert next(key.name for key in list_keys('corpus', 'tokenizer')) == 'tokenizer.vocab_size'
     by_name = {key.name: key for kind in KINDS for key in list_keys(kind)}
     assert by_name['training.precision'].values == 'fp32, bf16, auto'

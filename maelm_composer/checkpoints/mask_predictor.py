@@ -23,10 +23,10 @@ from maelm_composer.model.maelm import MaskedLanguageModel
 class MaskPredictions(NamedTuple):
     """The most probable tokens of the P [MASK]s of some texts, ordered by text, then by position."""
 
-    texts: Tensor  # (P,) number of the text, from 0
-    positions: Tensor  # (P,) position of the [MASK] in the text's ids, which begin with [CLS]
-    ids: Tensor  # (P, K), the most probable first
-    probabilities: Tensor  # (P, K)
+    texts: Tensor  # (masks,) number of the text, from 0
+    positions: Tensor  # (masks,) position of the [MASK] in the text's ids, which begin with [CLS]
+    ids: Tensor  # (masks, top_k), the most probable first
+    probabilities: Tensor  # (masks, top_k)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class MaskPredictor:
 
     @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """A batch of :meth:`encode` -> (P, V) logits of its [MASK]s, ordered by row, then by position.
+        """A batch of :meth:`encode` -> (masks, V) logits of its [MASK]s, ordered by row, then by position.
 
         The autoregressive decoder (Table 2) reads the token before each position: it predicts the [MASK]s from left to
         right, and reads its own most probable token where an earlier [MASK] was.

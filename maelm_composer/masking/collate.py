@@ -61,8 +61,8 @@ class MaskingCollator:
     def read_masks(self, ids: Ids) -> Batch:
         """The batch whose masks are the [MASK]s in (B, N) ``ids``; S and M are the largest of a row.
 
-        A [MASK]'s original is unknown, so its label is [MASK]. The encoder reads the first share δ of a row's.
-        Random tokens in their place depend on the position alone, so that a text reads alike in any batch.
+        A [MASK]'s original is unknown, so its label is [MASK]. Of a row's m [MASK]s the encoder reads the first
+        round(δ·m). Random tokens in their place depend on the position alone, so that a text reads alike in any batch.
         """
         is_masked = ids == self.vocab_size - 1
         is_fed_masked = is_masked & (is_masked.cumsum(axis=1) <= self._count_fed(is_masked.sum(axis=1))[:, None])
@@ -155,6 +155,6 @@ def _index_of(flags: Flags, width: int) -> Ids:
 
 
 def _take(values: Ids, index: Ids, fill: int) -> Ids:
-    """(B, N) values, (B, K) index -> (B, K) values; ``fill`` where the index is N."""
+    """(B, N) values, (B, I) index -> (B, I) values; ``fill`` where the index is N."""
     padded = np.pad(values, ((0, 0), (0, 1)), constant_values=fill)
     return np.take_along_axis(padded, index, axis=1)

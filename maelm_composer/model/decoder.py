@@ -67,7 +67,7 @@ def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, r
 
 
 def take_padded(values: Tensor, index: Tensor, fill: int = 0) -> Tensor:
-    """(B, N) values at (B, K) index; ``fill`` where the index is N."""
+    """(B, N) values at (B, I) index; ``fill`` where the index is N."""
     return functional.pad(values, (0, 1), value=fill).gather(1, index)
 
 

@@ -91,5 +91,5 @@ def recompute_layers(model: nn.Module) -> None:
 
 
 def take_positions(values: Tensor, index: Tensor) -> Tensor:
-    """(B, T, D) or (B, T) values at (B, K) index -> (B, K, D) or (B, K)."""
+    """(B, T, D) or (B, T) values at (B, I) index -> (B, I, D) or (B, I)."""
     return torch.take_along_dim(values, index if values.dim() == 2 else index[..., None], dim=1)

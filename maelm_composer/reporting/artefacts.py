@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 from maelm_composer.tasks.catalogue import GLUE
 
-# Scale -> the name of its runs, where several scales share it. Runs of one name in the scales `ladder` and
-# `ladder_batch_32` are other runs, with other batch sizes, but at the first rung.
+# Scale -> the name of its runs, where several scales share it. A name in `ladder` and in
+# `ladder_batch_32` stands for two runs, with different batch sizes, except at the first rung.
 RUN_NAMES = {
     'ladder_batch_32': 'ladder',
     'small': 'ladder-1e14',

@@ -129,8 +129,8 @@ def combine(parts: Parts, are_rungs: bool = False) -> Cell:
     """Σ weight × cell, paired by pretraining seed; missing where a cell is missing, or no seed is common to all cells.
 
     Args:
-        are_rungs: models of different sizes, trained on different rows. A seed moves them alike, so that they are
-            paired, too, if they share ENOUGH_SEEDS seeds; else they count as independent, and all their seeds count.
+        are_rungs: the parts are models of different sizes, trained on different rows. They are paired by seed if they
+            share ENOUGH_SEEDS seeds, else they are independent groups with all their seeds.
 
     Raises:
         InputError: models of one size were not trained on the same rows, masks and schedule.

@@ -187,10 +187,11 @@ class Evidence:
         assert isinstance(record, FinetuningRecord)
         return replace(cell, terms=(Term(1.0, {seed: [100 * record.baseline] for seed in values}),))
 
-    def rank(self, model: Model | Runs, key: str, layer: int = -1) -> Cell:
+    def rank(self, model: Model | Runs, key: str, layer: int | None = None) -> Cell:
         """The value ``key`` of one layer after pretraining, by default the last."""
         cells = self.rank_by_layer(model, key)
-        return cells.get(layer, [*cells.values()][-1])  # without records, that of layer 0 says why
+        last = [*cells.values()][-1]  # without records, that of layer 0, which says why
+        return last if layer is None else cells.get(layer, last)
 
     def rank_by_layer(self, model: Model | Runs, key: str, index: int | None = None) -> dict[int, Cell]:
         """Layer -> the value ``key`` in the rank records of ``model``'s last checkpoints.

@@ -57,7 +57,7 @@ class Group:
         """The field ``name`` of the pretraining records."""
         return self.evidence.measure_runs(self.runs, name, attrgetter(name))
 
-    def rank(self, key: str, layer: int = -1) -> Cell:
+    def rank(self, key: str, layer: int | None = None) -> Cell:
         """The value ``key`` of one layer of the rank records."""
         return self.evidence.rank(self.runs, key, layer)
 

@@ -33,7 +33,7 @@ FEW = {1: 'from one pretraining seed', 2: 'from two pretraining seeds'}  # fewer
 
 
 def lacks_seeds(note: str) -> bool:
-    """Whether the note of a number names more than the seeds that never reach a target."""
+    """Whether a note says more than that some seeds never reached a target."""
     return any(not part.startswith(NEVER) for part in note.split('; ') if part)
 
 
@@ -80,7 +80,7 @@ class Row:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the number or one of its seeds is missing; a target that a seed never reached is noted, but there."""
+        """Whether the value or one of its seeds is missing. Infinity, for a target never reached, is a value."""
         return self.value is None or lacks_seeds(self.note)
 
     @property

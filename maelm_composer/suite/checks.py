@@ -83,10 +83,10 @@ def find_divergence(suite: Suite, model: Model) -> UnfinishedPretraining | None:
     return record if is_run_of(record, suite.load_pretraining(model)) else None
 
 
-def assert_own_records(suite: Suite, text: str) -> None:
+def assert_own_records(suite: Suite, content_hash: str) -> None:
     """Raise InputError if the results are of another text, whose records the report would refuse in the end."""
     for record in load_folder(suite.records / 'pretraining', parse_pretraining):
-        if record.data_hash != text and suite.scale != DEMO:  # the demo makes all of its runs anew
+        if record.data_hash != content_hash and suite.scale != DEMO:  # the demo makes all of its runs anew
             raise InputError(
                 f'{suite.records} has runs on another text, such as {record.run_name}: give --results another folder'
             )

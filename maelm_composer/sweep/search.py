@@ -140,9 +140,9 @@ def select_point(records: Sequence[Finetuning]) -> Point | None:
     """The best point of one task's records; None if no run finished.
 
     The best point has the most finished seeds, then the highest median score over the seeds that were tried at all
-    points, then the lowest learning rate, the smallest batch, the fewest epochs and the shortest warm-up. So a grid on
-    one seed has the same best point with and without the runs on other seeds, also where these are of two points
-    because the first best one was beaten by a run that had failed at first.
+    points, then the lowest learning rate, the smallest batch, the fewest epochs and the shortest warm-up. Runs of
+    the best point on further seeds therefore never change the choice, even if another point was repeated, too, before
+    a run that had failed succeeded.
     """
     scores: dict[Point, dict[int, float]] = defaultdict(dict)
     tried: dict[Point, set[int]] = defaultdict(set)

@@ -111,7 +111,7 @@ def score_questions(
         (``has_answer_exact``, ``has_answer_f1``) and without (``no_answer_exact``, ``no_answer_f1``) if there are any;
         ``best_exact`` and ``best_f1`` at the threshold that is best for these questions, and that threshold
         (``best_exact_threshold``, ``best_f1_threshold``).
-        A dictionary of the questions' scores, (Q,), for ``exact``, ``f1``, ``best_exact`` and ``best_f1``.
+        A dictionary of the questions' scores, (questions,), for ``exact``, ``f1``, ``best_exact`` and ``best_f1``.
     """
     has_answer = np.array([bool(answers) for answers in gold.values()])
     difference = np.array([null_score_difference[key] for key in gold], float)
@@ -162,11 +162,11 @@ def find_best_threshold(
     As in the official script, questions of equal difference are answered one after another, in their order.
 
     Args:
-        raw, difference: (Q,) score of each predicted text, and its null score difference.
-        has_answer, has_text: (Q,) whether each question has an answer, and whether its predicted text is not empty.
+        raw, difference: (questions,) score of each predicted text, and its null score difference.
+        has_answer, has_text: (questions,) whether each has an answer, and whether its predicted text is not empty.
 
     Returns:
-        The threshold, and (Q,) whether the text is the prediction at that threshold ("no answer" otherwise).
+        The threshold, and (questions,) whether the text is the prediction at that threshold ("no answer" otherwise).
     """
     order = np.argsort(difference, kind='stable')
     # At first every prediction is "no answer". Each text that replaces one gains its score, or loses the point of a

@@ -28,8 +28,8 @@ class Window:
     input_ids: np.ndarray  # (T,) int32
     passage_start: int
     target: tuple[int, int]  # the answer's first and last token; (0, 0) if the window does not contain the whole answer
-    offsets: np.ndarray  # (P, 2) int32, first character of each token in the context, and the one after its last
-    is_best_context: np.ndarray  # (P,) bool, no other window has more context around the token; empty in training
+    offsets: np.ndarray  # (passage, 2) int32, first character of each token in the context, and the one after its last
+    is_best_context: np.ndarray  # (passage,) bool, no other window has more context around the token; empty in training
 
 
 def build_windows(

@@ -200,7 +200,7 @@ class RankWatch:
                 raise InputError(line) from None
             self._board.tell(explain(error) or type(error).__name__)
             if self._ranks and not isinstance(error, InputError):
-                look(1000 * (SECONDS_TO_END if _is_lost_connection(error) else 2))
+                look(1000 * (SECONDS_TO_END if _is_lost_rank(error) else 2))
             raise
         finally:
             is_over.set()
@@ -208,6 +208,6 @@ class RankWatch:
                 signal.signal(signal.SIGTERM, previous)
 
 
-def _is_lost_connection(error: Exception) -> bool:
+def _is_lost_rank(error: Exception) -> bool:
     """Whether a collective failed because another rank closed its connections."""
     return isinstance(error, torch.distributed.DistError) or 'gloo' in str(error)
