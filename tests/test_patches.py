@@ -4,6 +4,7 @@ import errno
 import gc
 import importlib.metadata
 import inspect
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -12,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from composer.core import engine
@@ -19,6 +21,7 @@ from filelock import FileLock, Timeout
 from streaming import StreamingDataset
 from streaming.base import dataset
 from streaming.base.format.base.reader import Reader
+from streaming.base.sampling import get_sampling
 from streaming.base.shared import SharedMemory
 from torch.utils.data import DataLoader
 
@@ -28,6 +31,18 @@ from maelm_composer.errors import InputError
 
 def test_the_installed_releases_are_those_that_have_the_faults():
     assert {name: importlib.metadata.version(name) for name in patches.VERSIONS} == patches.VERSIONS
+
+
+@pytest.mark.parametrize('use_epoch', [True, False])
+@pytest.mark.parametrize('choose', [0, 1, 200, 254, 255, 256, 300])
+def test_the_rows_of_an_epoch_are_those_that_streaming_chooses(choose, use_epoch):
+    assert dataset.get_sampling is patches.choose_samples
+    sizes = np.array([64, 1, 64, 0, 63, 64])
+    for granularity, epoch in itertools.product((1, 3), range(4)):
+        options = (granularity, 17, epoch, use_epoch)
+        np.testing.assert_array_equal(
+            patches.choose_samples(sizes, choose, *options), get_sampling(sizes, choose, *options)
+        )
 
 
 @pytest.mark.parametrize('memory, is_left', [(SharedMemory, True), (patches.OwnedMemory, False)])

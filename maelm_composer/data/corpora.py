@@ -54,9 +54,12 @@ def _clean_lines(text: str, joins_lines: bool) -> str:
 
 
 def assert_readable(sources: list[SourceConfig]) -> None:
-    """Raise InputError if the first document of a source cannot be read, which would show hours later."""
+    """Raise InputError if the first document of a file or a data set cannot be read, which would show hours later."""
     for source in sources:
-        if source.kind is not SourceKind.documentation:
+        if source.kind is SourceKind.files:
+            for path in find_files(source):
+                next(_read_file(path, source.text_column), None)
+        elif source.kind is SourceKind.huggingface:
             next(iterate_documents([source]), None)
 
 

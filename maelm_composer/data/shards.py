@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,8 @@ def build_shards(config: CorpusConfig, num_workers: int | None = None) -> tuple[
                     )
             storage.write_json_file(storage.join(config.remote, split, 'index.json'), {'version': 2, 'shards': shards})
         storage.write_json_file(storage.join(config.remote, ID_COUNTS), {'train': counts['train'].tolist()})
+        if [describe_source(source) for source in config.sources] != sources:
+            raise InputError(f'{name_sources(config.sources)}: files have changed while they were read: run it again')
         manifest = Manifest(
             vocab_size=config.tokenizer.vocab_size,
             max_seq_len=config.max_seq_len,
@@ -204,7 +207,6 @@ def _convert(
         records[task] = record
 
     with connect_ray(num_workers):
-        at_a_time = num_workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
         remote_task = ray.remote(num_cpus=1, max_retries=3)(_run_task)
         home = config.remote if storage.is_s3(config.remote) else os.path.abspath(config.remote)
         endpoint = os.environ.get(storage.ENDPOINT)  # another node's environment may have none
@@ -215,12 +217,14 @@ def _convert(
             tempfile.NamedTemporaryFile() as lock,
         ):
 
+            def ask(call: Callable[..., Any], *arguments: Any) -> Any:
+                return storage.wait_out(partial(call, *arguments), config.remote, OUTAGE_MINUTES, Path(lock.name))
+
             def collect(at_most: int) -> None:
                 while len(running) > at_most:
                     ended, _ = ray.wait(list(running), num_returns=1, timeout=SECONDS_BETWEEN_LOOKS)
                     if not ended:  # a task may wait for the object store, which only this process can tell
-                        look = partial(find_manifest, config.remote)
-                        storage.wait_out(look, config.remote, OUTAGE_MINUTES, Path(lock.name))
+                        ask(find_manifest, config.remote)
                         continue
                     (done,) = ended
                     task = running.pop(done)
@@ -235,14 +239,15 @@ def _convert(
                 text_hash = hash_json(documents)
                 if f'{task:05}.json' in finished:
                     name = storage.join(parts, f'{task:05}.json')
-                    record = parse_json(storage.read_file(name) or b'{}', name, remedy='remove it')
+                    record = parse_json(ask(storage.read_file, name) or b'{}', name, remedy='remove it')
                     if (record.get('recipe_hash'), record.get('text_hash')) == (recipe_hash, text_hash):
                         keep(task, record)
                         continue
-                    storage.write_file(name, b'{}')  # it must not vouch for the shards that the task will write
+                    ask(storage.write_file, name, b'{}')  # it must not vouch for the shards that the task will write
                 running[remote_task.remote(documents, shared, task, text_hash)] = task
                 # One task is queued beyond those running, so that no worker waits; more would fill the memory.
-                collect(at_most=at_a_time)
+                # The cluster may have grown.
+                collect(at_most=num_workers or max(1, int(ray.cluster_resources().get('CPU', 1))))
             collect(at_most=0)
     there = set(storage.list_names(parts))
     if not all(f'{task:05}.json' in there for task in records):

@@ -226,7 +226,9 @@ def _s3_client() -> Any:
     import boto3
     from botocore.config import Config
 
-    config = Config(connect_timeout=5, read_timeout=60, retries={'mode': 'standard'})
+    # botocore's own 3 attempts may be over in 0.15 s.
+    attempts = {} if 'AWS_MAX_ATTEMPTS' in os.environ else {'total_max_attempts': 5}
+    config = Config(connect_timeout=5, read_timeout=60, retries={'mode': 'standard', **attempts})
     return boto3.session.Session().client('s3', endpoint_url=os.environ.get(ENDPOINT), config=config)
 
 

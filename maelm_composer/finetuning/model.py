@@ -26,6 +26,12 @@ class FinetuningBatch(NamedTuple):
         )
 
 
+def _compute_scores(output: nn.Linear, hidden: Tensor) -> Tensor:
+    """In fp32 under autocast, too: bf16 has 8 significant bits, with which many scores would be equal."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return output(hidden.float())
+
+
 class FirstTokenHead(nn.Module):
     """First token -> dropout -> dense -> tanh -> dropout -> output (authors' code, with COCO-LM's dropout)."""
 
@@ -38,7 +44,7 @@ class FirstTokenHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, D) hidden states of the first tokens -> (B, outputs)"""
         hidden = torch.tanh(self.dense(self.dropout(hidden)))
-        return self.output(self.dropout(hidden))
+        return _compute_scores(self.output, self.dropout(hidden))
 
 
 class SpanHead(nn.Module):
@@ -52,7 +58,7 @@ class SpanHead(nn.Module):
 
     def forward(self, hidden: Tensor, is_candidate: Tensor) -> Tensor:
         """(B, S, D) hidden states, (B, S) candidates -> (B, S, 2) scores, -inf where a token is no candidate."""
-        return self.output(hidden).masked_fill(~is_candidate[..., None], float('-inf'))
+        return _compute_scores(self.output, hidden).masked_fill(~is_candidate[..., None], float('-inf'))
 
 
 class FinetuningModel(nn.Module):

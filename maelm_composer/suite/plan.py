@@ -268,7 +268,7 @@ class _Planner:
         comparable = [r for r in self.evidence.finetunings if r.protocol['precision'] == config.precision.name]
         slots = float(max(1, count_cores() // config.sweep.cpus_per_run))
         if not self.device.is_cpu and config.sweep.gpus_per_run:
-            slots = self.device.count / config.sweep.gpus_per_run
+            slots = float(self.device.count * int(1 / config.sweep.gpus_per_run + 1e-9))  # a run takes a share of one
         start = START_SECONDS[step.kind] + (0.0 if self.device.is_cpu else GPU_PROCESS_SECONDS)
         done, total, bases = 0, 0, set()
         left: dict[str, float] = {}

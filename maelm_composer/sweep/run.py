@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import platform
 import time
 import traceback
 import uuid
@@ -243,6 +244,8 @@ def make_run(config: FinetuningConfig, key: str, facts: Facts, place: Place) -> 
     if not take(lease):
         return None
     try:
+        if ray.get_gpu_ids() and not torch.cuda.is_available():  # it would run on a CPU, under the same key
+            raise InputError(f'{platform.node()}: torch cannot use the GPU that Ray has given to the run')
         record = finetune(config, config.sweep.gpus_per_run if ray.get_gpu_ids() else 1.0)
         if record.key != key:
             raise InputError('the checkpoint or the data changed while the sweep ran: start it again')
@@ -250,12 +253,19 @@ def make_run(config: FinetuningConfig, key: str, facts: Facts, place: Place) -> 
     except InputError as error:
         return record_failure(config, key, facts, str(error))
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if _is_of_records(error, config.save_folder):
             raise  # every other run would fail so, too
-        reason = f'{type(error).__name__}: {first_line(error)}'
+        reason = f'{platform.node()}: {type(error).__name__}: {first_line(error)}'
         return record_failure(config, key, facts, reason, traceback.format_exc())
     finally:
         lease.release()
+
+
+def _is_of_records(error: Exception, folder: str) -> bool:
+    """Whether the disk of the records is full or read-only, and not one of this machine alone."""
+    if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) and error.filename):
+        return False
+    return Path(os.path.abspath(error.filename)).is_relative_to(os.path.abspath(folder))
 
 
 def record_failure(
@@ -306,6 +316,12 @@ def _hide_gpus_unless_given() -> None:
         os.environ['CUDA_VISIBLE_DEVICES'] = ''
 
 
+def _fit(kind: str, there: float, least: float) -> int:
+    if kind == 'GPU':  # a run takes its share of one: eight have room for eight runs of 0.6, not for thirteen
+        return int(there) * int(1 / least + 1e-9)
+    return int(there / least + 1e-9)
+
+
 def _count_slots(config: FinetuningConfig, num_gpus: float) -> int:
     """How many runs with ``num_gpus`` each fit at a time on the machines that Ray has now.
 
@@ -314,7 +330,7 @@ def _count_slots(config: FinetuningConfig, num_gpus: float) -> int:
     """
     demand = {'CPU': config.sweep.cpus_per_run} | ({'GPU': num_gpus} if num_gpus else {})
     machines = [machine['Resources'] for machine in ray.nodes() if machine['Alive']]
-    slots = sum(min(int(there.get(kind, 0) / least + 1e-9) for kind, least in demand.items()) for there in machines)
+    slots = sum(min(_fit(kind, there.get(kind, 0), least) for kind, least in demand.items()) for there in machines)
     if slots == 0:
         has = [', '.join(f'{there.get(kind, 0):g} {kind}' for kind in demand) for there in machines]
         of_gpus = f' and sweep.gpus_per_run {num_gpus:g}' if num_gpus else ''

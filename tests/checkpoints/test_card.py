@@ -25,7 +25,9 @@ def test_the_card_names_the_encoder_on_the_hub(make_run, tmp_path):
 
 
 def test_the_card_says_what_is_known_and_no_address(make_run, tmp_path):
-    export(make_run('base_pp'), str(tmp_path / 'exported'))
+    recipe = Path(run := make_run('base_pp'), 'recipe.yaml')
+    recipe.write_text(recipe.read_text().replace('init_from: null', 'init_from: /secret/model'))
+    export(run, str(tmp_path / 'exported'))
     card = (tmp_path / 'exported/README.md').read_text()
     assert card.startswith('---\nlicense: unknown')
     for part in (

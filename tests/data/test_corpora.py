@@ -107,6 +107,10 @@ def test_a_later_source_that_cannot_be_read_is_named_first(tmp_path):
     (tmp_path / 'good.txt').write_text('text')
     good = SourceConfig(kind=SourceKind.files, paths=[str(tmp_path / '*')])
     assert_readable([good])
+    (tmp_path / 'read.me').write_text('text')
+    with pytest.raises(InputError, match=r'read\.me: not a \.txt, \.jsonl'):
+        assert_readable([good])
+    (tmp_path / 'read.me').unlink()
     with pytest.raises(InputError, match=r'^dataset .*none: cannot be read'):
         assert_readable([good, SourceConfig(kind=SourceKind.huggingface, dataset=str(tmp_path / 'none'))])
 

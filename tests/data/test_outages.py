@@ -12,7 +12,8 @@ from maelm_composer.data import storage
 from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.data.shards import build_shards
-from maelm_composer.data.storage import OutageError, read_file, wait_out
+from maelm_composer.data.storage import OutageError, list_names, read_file, wait_out
+from maelm_composer.data.tokenizer import build_tokenizer
 from maelm_composer.errors import InputError
 from tests.faulty_s3 import FaultyS3
 from tests.training.conftest import write_rows
@@ -53,6 +54,21 @@ def test_a_bad_request_that_says_that_the_store_is_busy_is_an_outage(code, is_ou
     assert isinstance(caught.value, OutageError) == is_outage
 
 
+def test_a_listing_has_all_its_pages(monkeypatch):
+    """A page holds 1,000 objects."""
+
+    def answer(path: str) -> tuple[int, bytes]:
+        key, more = ('b', 'false') if 'continuation-token' in path else ('a', 'true')
+        page = f'<IsTruncated>{more}</IsTruncated><NextContinuationToken>t</NextContinuationToken>'
+        return 200, f'<ListBucketResult>{page}<Contents><Key>x/{key}</Key></Contents></ListBucketResult>'.encode()
+
+    with serve_s3(answer) as url:
+        for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
+            monkeypatch.setenv(name, 'testing')
+        monkeypatch.setenv('S3_ENDPOINT_URL', url)
+        assert list_names('s3://corpus/x') == ['a', 'b']
+
+
 def test_the_wait_has_an_end(tmp_path):
     def call() -> None:
         raise OutageError('away')
@@ -62,16 +78,35 @@ def test_the_wait_has_an_end(tmp_path):
 
 
 class Interrupted(FaultyS3):
-    """Away for six requests from the first one for a shard of the second task: one of two workers has no try left."""
+    """Away for a number of requests from the first upload to ``place`` on."""
+
+    def __init__(self, place: str, requests: int) -> None:
+        self.place, self.requests = place, requests
+        super().__init__()
 
     def _answer(self, environ, respond):
-        if '/train/00001/' in environ['PATH_INFO'] and not self.failed:
-            self.fault, self.times = '503', 6
+        if self.place in environ['PATH_INFO'] and environ['REQUEST_METHOD'] == 'PUT' and not self.failed:
+            self.fault, self.times = '500', self.requests
         return super()._answer(environ, respond)
 
 
+def test_a_vocabulary_waits_until_the_store_answers(recipe, s3_server, monkeypatch):
+    server = Interrupted('/tokenizer/tokenizer.json', 3)
+    monkeypatch.setenv('S3_ENDPOINT_URL', server.url)
+    monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
+    storage._s3_client.cache_clear()
+    boto3.client('s3', endpoint_url=server.url).create_bucket(Bucket='corpus')
+    there = dataclasses.replace(recipe, remote='s3://corpus/shards')
+    try:
+        build_tokenizer(there)
+        assert not build_tokenizer(there)  # complete
+    finally:
+        server.stop()
+    assert server.failed == 3
+
+
 def test_a_conversion_waits_until_the_store_answers(shards, monkeypatch):
-    server = Interrupted()
+    server = Interrupted('/train/00001/', 12)  # two workers of five attempts each have no try left
     monkeypatch.setenv('S3_ENDPOINT_URL', server.url)
     storage._s3_client.cache_clear()
     boto3.client('s3', endpoint_url=server.url).create_bucket(Bucket='corpus')
@@ -81,7 +116,7 @@ def test_a_conversion_waits_until_the_store_answers(shards, monkeypatch):
         assert build_shards(there)[0].content_hash == load_manifest(shards.remote).content_hash
     finally:
         server.stop()
-    assert server.failed >= 6
+    assert server.failed >= 12
 
 
 def test_a_shard_that_was_damaged_on_its_way_is_asked_for_again(tmp_path, monkeypatch):

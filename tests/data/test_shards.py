@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from streaming import StreamingDataset
 
-from maelm_composer.config import DataConfig
+from maelm_composer.config import DataConfig, TokenizerConfig
 from maelm_composer.data import shards as module
 from maelm_composer.data import storage
 from maelm_composer.data.dataset import PretrainingRows
@@ -102,6 +102,20 @@ def test_the_number_of_workers_changes_no_byte(shards, tmp_path):
     assert Path(before, 'parts').exists()
 
 
+def test_files_that_change_while_they_are_read_are_noticed(shards, tmp_path, monkeypatch):
+    Path(shards.remote, 'manifest.json').unlink()
+
+    def convert(*arguments):
+        made = convert_all(*arguments)
+        (tmp_path / 'more.txt').write_text('more text')
+        return made
+
+    convert_all = module._convert
+    monkeypatch.setattr(module, '_convert', convert)
+    with pytest.raises(InputError, match='files have changed while they were read: run it again'):
+        build_shards(shards)
+
+
 def test_a_second_call_does_nothing(shards):
     stamps = {p: p.stat().st_mtime_ns for p in Path(shards.remote).rglob('*')}
     manifest, was_made = build_shards(shards)
@@ -118,6 +132,21 @@ def test_shards_of_another_recipe_or_text_are_refused(shards, change, tmp_path):
         setattr(shards, change, {'validation_fraction': 0.2, 'documents_per_task': 61}[change])
     with pytest.raises(InputError, match='holds shards of another recipe'):
         build_shards(shards)
+
+
+@pytest.mark.parametrize(
+    'change', [{'max_seq_len': 64}, {'tokenizer': TokenizerConfig(vocab_size=320, lowercase=False)}]
+)
+def test_an_unfinished_conversion_uses_no_rows_of_another_length_or_vocabulary(shards, change, tmp_path):
+    Path(shards.remote, 'manifest.json').unlink()
+    shutil.rmtree(Path(shards.remote, 'tokenizer'))
+    changed, fresh = (
+        dataclasses.replace(shards, **change, remote=remote) for remote in (shards.remote, str(tmp_path / 'fresh'))
+    )
+    for recipe in (changed, fresh):
+        build_tokenizer(recipe)
+        build_shards(recipe)
+    assert read_files(changed.remote) == read_files(fresh.remote)
 
 
 def test_an_unfinished_conversion_goes_on_and_uses_nothing_of_other_text(shards, tmp_path):

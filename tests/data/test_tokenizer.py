@@ -63,6 +63,14 @@ def test_a_cased_vocabulary_keeps_case(recipe):
     assert tokenizer.decode(tokenizer.encode('The').ids) == ' The'
 
 
+def test_a_tokenizer_of_other_text_is_refused(recipe, tmp_path):
+    build_tokenizer(recipe)
+    with (tmp_path / 'text.txt').open('a') as file:
+        file.write('another line')
+    with pytest.raises(InputError, match='another recipe'):
+        build_tokenizer(recipe)
+
+
 def test_the_same_recipe_does_nothing_and_another_is_refused(recipe):
     build_tokenizer(recipe)
     assert not build_tokenizer(recipe)

@@ -98,6 +98,16 @@ def test_bf16_is_another_arithmetic(configure):
     assert records[0].train_loss != records[1].train_loss == pytest.approx(records[0].train_loss, rel=0.05)
 
 
+@pytest.mark.parametrize('task', ['rte', 'squad2'])
+def test_scores_are_computed_in_fp32_under_autocast(task):
+    model = FinetuningModel(torch.nn.Identity(), 64, TASKS[task], dropout=0.0, seed=2).eval()
+    hidden = torch.randn(2, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.autocast('cpu', torch.bfloat16):
+        scores = model.head(hidden) if task == 'rte' else model.head(hidden[None], torch.ones(1, 2).bool())
+    assert scores.dtype == torch.float32
+    assert not scores.equal(scores.bfloat16().float())
+
+
 def test_padding_is_that_of_the_microbatches(configure):
     config = configure('rte', max_epochs=1)
     whole, single = (

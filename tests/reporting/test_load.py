@@ -30,7 +30,17 @@ def change(archive, kind, pattern, **values):
         ('finetuning', 'rte-medium-roberta-*', {'data_hash': 'other rows'}, 'rte: records .* differ in data_hash'),
         ('finetuning', 'rte-medium-roberta-*', {'protocol': {'source': 'hub'}}, 'rte: records .* differ in protocol'),
         ('rank', 'rank-medium-roberta-*', {'threshold': 0.8}, 'effective rank: records .* differ in threshold'),
-        ('rank', 'rank-medium-roberta-*', {'max_tokens': 7}, 'effective rank: records .* differ in max_tokens'),
+        *(
+            ('rank', 'rank-medium-roberta-*', {key: value}, f'effective rank: records .* differ in {named or key}')
+            for key, value, named in (
+                ('max_tokens', 7, ''),
+                ('mlm_probability', 0.3, ''),
+                ('centered', True, ''),
+                ('precision', 'bf16', ''),
+                ('seed', 5, ''),
+                ('data', {'hash': 'other'}, 'data_hash'),
+            )
+        ),
         (
             'pretraining',
             'medium-roberta-*.json',

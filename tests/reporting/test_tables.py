@@ -101,17 +101,19 @@ def test_avg_counts_mnli_once_and_is_the_mean_of_medians(archive):
     assert SweepResult(results, []).average == pytest.approx(0.59)  # a sweep prints the same average
 
 
-def test_only_the_papers_scale_is_compared_in_absolute_numbers(archive):
-    made = archive('base')
+@pytest.mark.parametrize('scale, published', [('base', 79.1), ('base_pp', 85.2)])
+def test_only_the_papers_scale_is_compared_in_absolute_numbers(archive, scale, published):
+    made = archive(scale)
     for pretraining_seed in (1, 2, 3):
-        made.add_run(f'base-s{pretraining_seed}')
-        made.add_score(f'base-s{pretraining_seed}', 'rte', 1, 0.790 + pretraining_seed / 1000)
-        made.add_score(f'base-s{pretraining_seed}', 'qqp', 1, 0.950 + pretraining_seed / 1000)
+        made.add_run(f'{scale}-s{pretraining_seed}')
+        for task, score in (('rte', published / 100), ('qqp', 0.95), ('qnli', 0.8)):
+            made.add_score(f'{scale}-s{pretraining_seed}', task, 1, score + (pretraining_seed - 1) / 1000)
     rows = build(made)
-    rte, qqp = (rows['table1', 'MAE-LM', task, None] for task in ('rte', 'qqp'))
-    assert rte.difference == pytest.approx(79.2 - 79.1)
+    rte, qqp, qnli = (rows['table1', 'MAE-LM', task, None] for task in ('rte', 'qqp', 'qnli'))
+    assert (rte.paper, rte.difference) == pytest.approx((published, 0.1))
     assert rte.verdict == "the interval holds the paper's number"
     assert qqp.verdict.startswith("above the paper's number")
+    assert qnli.verdict.startswith("below the paper's number")
 
 
 def test_one_pretraining_seed_has_no_interval_and_decides_nothing(archive):

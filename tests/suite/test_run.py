@@ -169,6 +169,27 @@ def test_a_pretraining_that_fails_on_several_devices_leaves_the_published_record
     assert launched == [[*launcher, str(demo.work / 'recipes/demo.yaml')]]
 
 
+@pytest.mark.parametrize('published_seed', [17, 18])
+def test_a_divergence_leaves_what_is_published_of_the_same_recipe(demo, published_seed):
+    config = demo.load_pretraining(MAE_LM)
+    identity, other = (identify(dataclasses.replace(config, seed=s), 'data') for s in (config.seed, published_seed))
+    failed = make_running('demo') | {'status': 'failed', 'ending': 'diverged: loss is nan', 'identity': identity}
+    write_json(demo.run_folder(MAE_LM) / 'record.json', failed)
+    write_json(demo.records / 'pretraining/demo.json', make_pretraining('demo', identity=other))
+    (demo.records / 'pretraining/demo.csv').write_text('samples,eval_loss\n64,5\n')
+    write_json(demo.records / 'finetuning/rte.json', make_finetuning('rte', 'demo'))
+    write_json(demo.records / 'rank/demo.json', make_rank('demo'))
+    before = {path: path.read_bytes() for path in demo.records.rglob('*.*')}
+    with pytest.raises(run.DivergedError, match='loss is nan'):
+        run.make(demo, Step(Kind.pretraining, MAE_LM))
+    after = {path: path.read_bytes() for path in demo.records.rglob('*.*')}
+    if published_seed == config.seed:
+        assert after == before
+    else:
+        assert [path.name for path in after] == ['demo.json']
+        assert json.loads(*after.values())['status'] == 'failed'
+
+
 @pytest.mark.parametrize('models, code', [((MAE_LM,), 1), ((MAE_LM, ROBERTA), 0)])
 def test_the_exit_code_tells_whether_a_number_is_missing(demo, monkeypatch, models, code):
     Archive(demo.results, 'demo').add_everything(models=models)

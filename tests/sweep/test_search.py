@@ -143,6 +143,8 @@ def test_a_run_needs_a_machine_that_holds_it_alone(monkeypatch):
     monkeypatch.setattr(ray, 'nodes', lambda: [{'Alive': True, 'Resources': there} for there in machines])
     assert _count_slots(config, 0) == 2 + 2 + 1
     assert _count_slots(config, 1) == 1 + 2
+    assert _count_slots(config, 0.6) == 1 + 2  # four GPUs have no room for six runs
+    assert _count_slots(config, 0.25) == 2 + 2
     del machines[:2]
     with pytest.raises(InputError, match=r'cpus_per_run 2 and .*gpus_per_run 0\.5: no machine .*\(3 CPU, 0 GPU\)'):
         _count_slots(config, 0.5)

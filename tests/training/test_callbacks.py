@@ -1,5 +1,6 @@
 """The log of a run, as a resumed run takes it over from its checkpoint, its report, and loggers that are not there."""
 
+import math
 import sys
 import tracemalloc
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_a_new_log_has_no_rows(tmp_path):
     log.begin(None, samples=0)
     assert (tmp_path / 'metrics.csv').read_text() == ','.join(COLUMNS) + '\n'
     assert log.last_eval == {}
+
+
+@pytest.mark.parametrize('loss, norm, named', [(5.0, math.inf, 'gradient norm is inf'), (math.nan, 1.0, 'loss is nan')])
+def test_a_batch_that_would_make_its_weights_nan_is_never_saved(loss, norm, named):
+    clipping, at = GradientClipping(1.0), SimpleNamespace(value=3)
+    clipping.norm = torch.tensor(norm)
+    state = SimpleNamespace(timestamp=SimpleNamespace(batch=at, sample=at), total_loss_dict={'loss/train/total': loss})
+    with pytest.raises(InputError, match=f'diverged: {named} at batch 3'):
+        clipping.batch_end(state, SimpleNamespace())
 
 
 @pytest.mark.parametrize('has_bar', [True, False])
