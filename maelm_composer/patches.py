@@ -267,6 +267,11 @@ def release_trainer(trainer: 'Trainer') -> None:
         state_dict._get_fqns.cache_clear()
 
 
+def keep_buffers_from_ddp(model: torch.nn.Module) -> None:
+    """DDP sends a model's buffers from the first rank at every step; ours are constants, equal on all ranks."""
+    model._ddp_params_and_buffers_to_ignore = [name for name, _ in model.named_buffers()]  # type: ignore[assignment]
+
+
 def allow_graphs() -> None:
     """Let torch.compile make up to 32 graphs of one function; after 8, torch runs the function uncompiled.
 

@@ -141,6 +141,7 @@ def _find_rows(
             f'{remote}, with the rows of {checkpoint}, is not there (a relative path begins in this folder): '
             'give --data or --text'
         )
+    # Not into the recipe's data.local: a run of others does not choose where files are written.
     return find_shards(DataConfig(remote=remote), pretrained.tokenizer, pretrained.max_seq_len)
 
 

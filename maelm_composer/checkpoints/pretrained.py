@@ -169,7 +169,8 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
     ):
         settings, _ = PretrainedConfig.get_config_dict(name)
         is_maelm = settings.get('model_type') == MaelmConfig.model_type
-        if not is_maelm and 'AutoModel' in settings.get('auto_map', {}):  # a stock class would compute something else
+        if not is_maelm and any(name.startswith('AutoModel') for name in settings.get('auto_map') or {}):
+            # A stock class might compute something else.
             raise InputError(f'{name}: the model has code of its own, which is never run')
         config_class: Any = MaelmConfig if is_maelm else AutoConfig
         model_class: Any = MaelmModel if is_maelm else AutoModel

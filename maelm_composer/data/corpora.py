@@ -1,6 +1,7 @@
 """Reads documents from installed documentation, files or the Hugging Face Hub, always in the same order."""
 
 import ast
+import contextlib
 import glob
 import hashlib
 import io
@@ -54,13 +55,17 @@ def _clean_lines(text: str, joins_lines: bool) -> str:
 
 
 def assert_readable(sources: list[SourceConfig]) -> None:
-    """Raise InputError if the first document of a file or a data set cannot be read, which would show hours later."""
+    """Raise InputError for what would show hours later: the first document of a source cannot be read, or a file is of
+    no known kind, or no Parquet file with the column.
+    """
     for source in sources:
-        if source.kind is SourceKind.files:
-            for path in find_files(source):
-                next(_read_file(path, source.text_column), None)
-        elif source.kind is SourceKind.huggingface:
+        if source.kind is not SourceKind.documentation:
             next(iterate_documents([source]), None)
+        if source.kind is SourceKind.files and source.max_documents is None:
+            for path in find_files(source):
+                if _find_kind(path) == '.parquet':
+                    with _open_parquet(path, source.text_column):
+                        pass
 
 
 def group_documents(
@@ -126,17 +131,22 @@ def find_files(source: SourceConfig) -> list[str]:
     return list(found)
 
 
-def _read_file(path: str, column: str) -> Iterator[str]:
-    name = path.removesuffix('.gz').removesuffix('.zst')
-    if name.endswith('.parquet') and name == path:
-        yield from _read_parquet(path, column)
-    elif name.endswith('.jsonl'):
-        yield from _read_jsonl(path, column)
-    elif name.endswith('.txt'):
-        lines = (line.strip() for _, line in _read_lines(path))
-        yield from ('\n'.join(paragraph) for is_text, paragraph in itertools.groupby(lines, bool) if is_text)
-    else:
+def _find_kind(path: str) -> str:
+    kind = os.path.splitext(path.removesuffix('.gz').removesuffix('.zst'))[1]
+    if kind not in ('.txt', '.jsonl') and not path.endswith('.parquet'):
         raise InputError(f'{path}: not a .txt, .jsonl (plain, .gz or .zst) or .parquet file')
+    return kind
+
+
+def _read_file(path: str, column: str) -> Iterator[str]:
+    match _find_kind(path):
+        case '.parquet':
+            yield from _read_parquet(path, column)
+        case '.jsonl':
+            yield from _read_jsonl(path, column)
+        case '.txt':
+            lines = (line.strip() for _, line in _read_lines(path))
+            yield from ('\n'.join(paragraph) for is_text, paragraph in itertools.groupby(lines, bool) if is_text)
 
 
 def _read_jsonl(path: str, column: str) -> Iterator[str]:
@@ -152,18 +162,24 @@ def _read_jsonl(path: str, column: str) -> Iterator[str]:
         yield text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
-def _read_parquet(path: str, column: str) -> Iterator[str]:
+@contextlib.contextmanager
+def _open_parquet(path: str, column: str) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:  # which would keep what was read
             _pick_text(dict.fromkeys(file.schema_arrow.names), column, path)  # refuses a file without the column
-            for batch in file.iter_batches(batch_size=256, columns=[column]):
-                for row in batch.to_pylist():
-                    yield _pick_text(row, column, path)
+            yield file
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise InputError(f'{path}: not a readable Parquet file ({error})') from None
+
+
+def _read_parquet(path: str, column: str) -> Iterator[str]:
+    with _open_parquet(path, column) as file:
+        for batch in file.iter_batches(batch_size=256, columns=[column]):
+            for row in batch.to_pylist():
+                yield _pick_text(row, column, path)
 
 
 def _read_huggingface(source: SourceConfig) -> Iterator[str]:

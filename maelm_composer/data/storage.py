@@ -224,12 +224,16 @@ def delete(url: str) -> None:
 @functools.cache
 def _s3_client() -> Any:
     import boto3
+    import botocore.session
     from botocore.config import Config
 
-    # botocore's own 3 attempts may be over in 0.15 s.
-    attempts = {} if 'AWS_MAX_ATTEMPTS' in os.environ else {'total_max_attempts': 5}
-    config = Config(connect_timeout=5, read_timeout=60, retries={'mode': 'standard', **attempts})
-    return boto3.session.Session().client('s3', endpoint_url=os.environ.get(ENDPOINT), config=config)
+    session = botocore.session.get_session()
+    # botocore's own 3 attempts may be over in 0.15 s. An environment variable or ~/.aws/config may set another number.
+    attempts = session.get_config_variable('max_attempts') or 5
+    config = Config(connect_timeout=5, read_timeout=60, retries={'mode': 'standard', 'total_max_attempts': attempts})
+    return boto3.session.Session(botocore_session=session).client(
+        's3', endpoint_url=os.environ.get(ENDPOINT), config=config
+    )
 
 
 os.register_at_fork(after_in_child=_s3_client.cache_clear)  # a client must not be used across a fork

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from maelm_composer.config import FinetuningConfig
+from maelm_composer.config import FinetuningConfig, Precision
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_json
 from maelm_composer.recipe import to_plain
@@ -107,6 +107,8 @@ def describe_protocol(config: FinetuningConfig) -> dict[str, Any]:
         protocol['max_dev_examples'] = config.data.max_dev_examples
     if config.device_train_microbatch_size is not None:  # dropout draws for each microbatch
         protocol['device_train_microbatch_size'] = config.device_train_microbatch_size
+    if config.precision is Precision.bf16:
+        protocol['scores'] = 'fp32'  # earlier versions computed them in bf16
     if task.is_own:
         declaration = plain['tasks'][task.name].items()
         protocol['declaration'] = {key: value for key, value in declaration if value and key not in UNDECIDING}

@@ -46,7 +46,7 @@ class Group:
 
     def find_differing(self, other: 'Group') -> list[str]:
         """The settings that differ, of those that both models of a recipe share."""
-        varied = find_varied() - {'model.relative_position_buckets'}  # which both models of a recipe share
+        varied = {key for key in find_varied() if key.startswith('masking.')}  # a recipe's models share their encoder
         here, there = (
             {key: value for key, value in settings.items() if not key.startswith(DECODER) and key not in varied}
             for settings in (self.settings, other.settings)

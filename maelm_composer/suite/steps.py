@@ -26,7 +26,7 @@ LISTS = ('data', 'pretraining', 'finetuning')  # keys of SuiteConfig: recipes, t
 REPLACED = ('pretraining_seeds', 'pretraining_seeds_of', 'pretraining_of')  # keys whose value --settings replaces
 # Keys that the suite chooses itself, for every sweep and for every pretraining run.
 CHOSEN = ('checkpoint', 'save_folder', 'task', 'sweep.tasks', 'measures_rank')
-CHOSEN_OF_RUNS = ('run_name', 'save_folder', 'init_from')
+CHOSEN_OF_RUNS = ('run_name', 'save_folder')
 # Overlays of the models whose rank is measured in fine-tuning, for every artefact alike, so that they share records.
 MEASURED = {demand.model.overlays for artefact in ARTEFACTS for demand in artefact.demands if demand.finetuned_rank}
 RANK_PRECISION = Precision.fp32  # of rank records, whatever precision the models were trained in
@@ -113,6 +113,8 @@ class Suite:
             self._refuse([*CHOSEN_OF_RUNS, *(() if model.seed is None else ('seed',))], entries)
             self._assert_no_overlay_is_undone(model)
         config: PretrainingConfig = self._load(PretrainingConfig, *entries)
+        if config.init_from is not None:  # its path would be published
+            raise InputError(f'settings of {self.scale}: init_from: models of a suite begin anew: leave it out')
         if config.training.precision is Precision.auto:
             config = replace(config, training=replace(config.training, precision=self.precision))
         seed = config.seed if model.seed is None else model.seed

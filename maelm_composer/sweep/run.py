@@ -245,18 +245,18 @@ def make_run(config: FinetuningConfig, key: str, facts: Facts, place: Place) -> 
         return None
     try:
         if ray.get_gpu_ids() and not torch.cuda.is_available():  # it would run on a CPU, under the same key
-            raise InputError(f'{platform.node()}: torch cannot use the GPU that Ray has given to the run')
+            raise InputError('torch cannot use the GPU that Ray has given to the run')
         record = finetune(config, config.sweep.gpus_per_run if ray.get_gpu_ids() else 1.0)
         if record.key != key:
             raise InputError('the checkpoint or the data changed while the sweep ran: start it again')
         return record
     except InputError as error:
-        return record_failure(config, key, facts, str(error))
+        return record_failure(config, key, facts, str(error), f'on {platform.node()}')
     except Exception as error:
         if _is_of_records(error, config.save_folder):
             raise  # every other run would fail so, too
-        reason = f'{platform.node()}: {type(error).__name__}: {first_line(error)}'
-        return record_failure(config, key, facts, reason, traceback.format_exc())
+        reason = f'{type(error).__name__}: {first_line(error)}'
+        return record_failure(config, key, facts, reason, f'on {platform.node()}\n{traceback.format_exc()}')
     finally:
         lease.release()
 

@@ -10,6 +10,7 @@ from torchmetrics import Metric
 from maelm_composer.config import Precision
 from maelm_composer.masking.collate import IGNORED_LABEL, Batch
 from maelm_composer.model.layer import Layer
+from maelm_composer.patches import keep_buffers_from_ddp
 
 
 class MaskedLoss(Metric):
@@ -62,8 +63,7 @@ class PretrainingModel(ComposerModel):
         # FSDP2 gathers the weights layer by layer. The token table, which three parts use, stays with the root.
         model.fsdp_wrap_fn = lambda module: isinstance(module, Layer)  # type: ignore[assignment]
         self.model = model
-        # Constant tables, the same on every rank, which DDP would otherwise send from the first one at every step.
-        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
+        keep_buffers_from_ddp(self)
         self.is_bf16 = precision is Precision.bf16
 
     def forward(self, batch: Batch) -> Any:

@@ -166,12 +166,13 @@ def test_code_in_a_hugging_face_folder_never_runs(tmp_path):
     (tmp_path / 'theirs/evil.py').write_text(f'open({str(tmp_path / "ran")!r}, "w")\n')
     path = tmp_path / 'theirs/config.json'
     changed = json.loads(path.read_text()) | {'model_type': 'evil'}
-    for model_type in ('evil', 'roberta'):  # where the code may compute more than the stock class
-        with_code = {'model_type': model_type, 'auto_map': {'AutoConfig': 'evil.Config', 'AutoModel': 'evil.Model'}}
+    # Of a stock type, too: the code may compute more than the stock class.
+    for model_type, auto in (('evil', 'AutoModel'), ('roberta', 'AutoModel'), ('roberta', 'AutoModelForMaskedLM')):
+        with_code = {'model_type': model_type, 'auto_map': {'AutoConfig': 'evil.Config', auto: 'evil.Model'}}
         path.write_text(json.dumps(changed | with_code))
         with pytest.raises(InputError, match='theirs: the model has code of its own, which is never run'):
             load_pretrained(str(tmp_path / 'theirs'))
-    path.write_text(json.dumps(changed))
+    path.write_text(json.dumps(changed | {'auto_map': None}))
     with pytest.raises(InputError, match='theirs: neither a checkpoint of ours nor a Hugging Face encoder'):
         load_pretrained(str(tmp_path / 'theirs'))
     path.write_text(json.dumps(changed | {'model_type': 'roberta'}))

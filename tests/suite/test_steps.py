@@ -323,7 +323,6 @@ def test_a_pair_that_the_suite_would_ignore_is_refused(tmp_path, pair, message):
     'settings, pair',
     [
         ('pretraining: [run_name=mine]', 'run_name=mine'),
-        ('pretraining: [init_from=/mine]', 'init_from=/mine'),
         ('pretraining_of: {roberta: [save_folder=mine]}', 'save_folder=mine'),
         ('{pretraining: [seed=3], pretraining_seeds: [18]}', 'seed=3'),
     ],
@@ -343,3 +342,9 @@ def test_a_suite_can_be_run_anywhere(demo, tmp_path, monkeypatch):
     Path('yamls/suite').mkdir(parents=True)
     Path('yamls/suite/demo.yaml').write_text('data: [mine.yaml]\npretraining: [mine.yaml]\nfinetuning: [mine.yaml]\n')
     assert load_suite('demo').settings.data == ['mine.yaml']
+
+
+def test_models_of_a_suite_begin_anew(tmp_path):
+    (tmp_path / 'added.yaml').write_text('pretraining: [init_from=/mine]')
+    with pytest.raises(InputError, match=r'^settings of demo: init_from: models of a suite'):
+        load_suite('demo', added=tmp_path / 'added.yaml').load_pretraining(MAE_LM)
