@@ -1,11 +1,12 @@
 """The keys of a recipe as a table: name, type, default, range and one line of explanation, read from config.py."""
 
 import dataclasses
+import functools
 import inspect
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -90,19 +91,22 @@ def format_markdown() -> str:
     return '\n'.join(lines) + '\n'
 
 
-def walk_keys(root: type, prefix: str = '') -> Iterator[Key]:
+@functools.cache  # the source of config.py is read for every class, and a plan loads hundreds of recipes
+def walk_keys(root: type, prefix: str = '') -> Sequence[Key]:
     """The fields of a dataclass and of its sections that are no sections themselves, in their order."""
     meanings = dict(FIELD.findall(inspect.getsource(root)))
     types = get_type_hints(root)
+    keys: list[Key] = []
     for field in dataclasses.fields(root):
         name = prefix + field.name
         annotation = types[field.name]
         section: Any = next(filter(dataclasses.is_dataclass, (annotation, *get_args(annotation))), None)
         if section is not None:
             suffix = {list: '[]', dict: '.<name>'}.get(get_origin(annotation), '')
-            yield from walk_keys(section, f'{name}{suffix}.')
+            keys += walk_keys(section, f'{name}{suffix}.')
         else:
-            yield Key(name, annotation, field, meanings.get(field.name, ''))
+            keys.append(Key(name, annotation, field, meanings.get(field.name, '')))
+    return keys
 
 
 def _describe_type(annotation: Any, limits: Mapping[str, float]) -> str:

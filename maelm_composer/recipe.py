@@ -148,11 +148,10 @@ def _assert_read_as_meant(root: type, layer: Any, where: str) -> None:
 
     ``label_names`` may be whole numbers.
     """
-    keys = [*walk_keys(root)]
     for name, value in _walk_values(OmegaConf.to_container(layer)):
         if not isinstance(value, (bool, int, float)) or (name.endswith('label_names') and type(value) is int):
             continue
-        kind = next((key.type for key in keys if key.matches(name)), float)
+        kind = next((key.type for key in walk_keys(root) if key.matches(name)), float)
         if kind is str:
             raise InputError(f'{where}: {name}: YAML reads this value as {value}, so put it in quotes')
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import psutil
 
-from maelm_composer.config import FinetuningConfig, ModelConfig, TaskDataConfig, TaskSource
+from maelm_composer.config import FinetuningConfig, ModelConfig, Precision, TaskDataConfig, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.model.cost import count_forward_flops
 from maelm_composer.precision import measure_speeds
@@ -111,6 +111,10 @@ class Device:
     @property
     def is_cpu(self) -> bool:
         return self.name == 'cpu'
+
+    @property
+    def faster(self) -> Precision:
+        return Precision.bf16 if self.bf16 > self.fp32 else Precision.fp32
 
     @property
     def label(self) -> str:

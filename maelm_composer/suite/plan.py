@@ -83,7 +83,7 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
         InputError: settings that cannot be read.
     """
     if suite.precision is Precision.auto:
-        suite = replace(suite, precision=Precision.bf16 if device.bf16 > device.fp32 else Precision.fp32)
+        suite = replace(suite, precision=device.faster)
     evidence = device.select_same(read_evidence(suite.records, suite.scale))
     planner = _Planner(suite, device, evidence, load_folder(suite.finetuning_folder, parse_finetuning))
     steps = list_steps(suite, artefacts)
@@ -166,7 +166,8 @@ def print_budget(gpus: int, gpu: str, hours: float) -> None:
     device, budget = describe_device(gpu, gpus), gpus * hours
     table = begin_table('GPU-hours from nothing', right=SCALES)
     nothing = Path(os.devnull)
-    suites = [replace(load_suite(s), work=nothing, results=nothing, precision=Precision.auto) for s in SCALES]
+    # With their precision, so that every artefact's plan finds the recipes that an earlier one has loaded.
+    suites = [replace(load_suite(s), work=nothing, results=nothing, precision=device.faster) for s in SCALES]
 
     def add_row(name: str, artefacts: Sequence[Artefact]) -> None:
         totals = [sum(item.device_hours for item in plan_suite(suite, artefacts, device)) for suite in suites]
