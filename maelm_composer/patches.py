@@ -126,6 +126,10 @@ def _find_prefix_together(*arguments: Any, **named: Any) -> int:
     return all_gather_object(_find_prefix(*arguments, **named))[get_rank() - get_local_rank()]
 
 
+_find_prefix = streaming.base.shared.prefix._check_and_find_retrying
+streaming.base.shared.prefix._check_and_find_retrying = _find_prefix_together
+
+
 def choose_samples(
     samples_per_shard: NDArray[np.int64], choose: int, granularity: int, seed: int, epoch: int, use_epoch: bool
 ) -> NDArray[np.int64]:
@@ -143,9 +147,6 @@ def choose_samples(
 
 _choose_samples = streaming.base.dataset.get_sampling
 streaming.base.dataset.get_sampling = choose_samples
-
-_find_prefix = streaming.base.shared.prefix._check_and_find_retrying
-streaming.base.shared.prefix._check_and_find_retrying = _find_prefix_together
 
 
 class RobustStreamingDataset(StreamingDataset):

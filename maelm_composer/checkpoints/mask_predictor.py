@@ -21,7 +21,7 @@ from maelm_composer.model.maelm import MaskedLanguageModel
 
 
 class MaskPredictions(NamedTuple):
-    """The most probable tokens of the P [MASK]s of some texts, ordered by text, then by position."""
+    """The most probable tokens of the [MASK]s of some texts, ordered by text, then by position."""
 
     texts: Tensor  # (masks,) number of the text, from 0
     positions: Tensor  # (masks,) position of the [MASK] in the text's ids, which begin with [CLS]

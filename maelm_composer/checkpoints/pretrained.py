@@ -169,7 +169,7 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
     ):
         settings, _ = PretrainedConfig.get_config_dict(name)
         is_maelm = settings.get('model_type') == MaelmConfig.model_type
-        if not is_maelm and any(name.startswith('AutoModel') for name in settings.get('auto_map') or {}):
+        if not is_maelm and any(key.startswith('AutoModel') for key in settings.get('auto_map') or {}):
             # A stock class might compute something else.
             raise InputError(f'{name}: the model has code of its own, which is never run')
         config_class: Any = MaelmConfig if is_maelm else AutoConfig
