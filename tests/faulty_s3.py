@@ -44,7 +44,8 @@ class FaultyS3:
     def start(self) -> None:
         """Accept connections, on the same port as before :meth:`stop`."""
         self._server: BaseWSGIServer = make_server('127.0.0.1', self._port, self._answer, threaded=True)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # It looks so often whether it is to stop.
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
         self._server.shutdown()

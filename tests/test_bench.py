@@ -9,6 +9,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / 'bench/gpu.sh'
+# In one process, as most of the time goes into imports.
+TWO_CALLS = """
+import sys
+import pytest
+options = ['-q', '-p', 'no:cacheprovider']
+assert pytest.main([*options, '--collect-only', 'tests/masking', 'tests/test_faults.py', 'bench']) == 0
+sys.exit(pytest.main([*options, 'bench/test_ladder.py']))
+"""
 # In place of an interpreter with torch: slow to start, without tests to run. The plan is what is in the archive.
 SLOW_PYTHON = """#!/bin/bash
 case "$*" in
@@ -19,22 +27,13 @@ esac
 """
 
 
-def call_pytest(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def test_the_tests_of_other_folders_stay_selected():
-    done = call_pytest('--collect-only', 'tests/masking', 'tests/test_faults.py', 'bench')
+def test_the_tests_of_other_folders_stay_selected_and_an_artefact_that_the_scale_lacks_is_named():
+    done = subprocess.run([sys.executable, '-c', TWO_CALLS], cwd=ROOT, capture_output=True, text=True, check=False)
     files = {line.partition('::')[0] for line in done.stdout.splitlines()}
     assert {'tests/masking/test_draw.py', 'tests/test_faults.py', 'bench/test_table1.py'} <= files, done.stdout
     assert not files & {'bench/test_faults.py', 'bench/test_throughput.py'}  # these take minutes
-
-
-def test_an_artefact_that_the_scale_lacks_is_named():
-    done = call_pytest('bench/test_ladder.py')
     assert done.returncode == 4
-    assert done.stderr.startswith("ERROR: scale demo has no artefact 'ladder': there are table1, ")
+    assert "\nERROR: scale demo has no artefact 'ladder': there are table1, " in f'\n{done.stderr}'
 
 
 def test_the_gpu_script_names_the_files_of_all_tests_marked_gpu():

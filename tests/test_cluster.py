@@ -75,62 +75,86 @@ with cluster.connect_ray(num_cpus=1):
     assert 'a worker was lost on every try, perhaps for want of memory' in found.stdout
 
 
-@pytest.mark.parametrize('wait', ['time.sleep(60)', 'ray.get(ray.remote(lambda: time.sleep(60)).remote())'])
-def test_a_sigterm_ends_a_command_that_uses_ray_without_a_stack(wait):
-    source = f"""
+def test_a_sigterm_ends_a_command_that_uses_ray_without_a_stack():
+    """In a call of Python and in one of Ray, which makes a SystemExit of code 1 of every other."""
+    source = """
 import os, signal, threading, time
 import ray
 from maelm_composer.cluster import connect_ray
-with connect_ray(num_cpus=1):
-    pass
+
+def wait(call):
+    with connect_ray(num_cpus=1):
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        try:
+            call()
+        finally:
+            print('released')
+
+try:
+    wait(lambda: time.sleep(60))
+except SystemExit as ending:
+    print(ending.code)
 print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
-with connect_ray(num_cpus=1):
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    try:
-        {wait}
-    finally:
-        print('released')
+wait(lambda: ray.get(ray.remote(lambda: time.sleep(60)).remote()))
 """
     ended = subprocess.run([sys.executable, '-c', source], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 128 + signal.SIGTERM
-    assert ended.stdout.split() == ['True', 'released']
+    assert ended.stdout.split() == ['released', str(128 + signal.SIGTERM), 'True', 'released']
     assert 'SIGTERM' not in ended.stderr
 
 
-def test_a_ctrl_c_that_a_call_of_ray_makes_an_exit_of_stays_a_ctrl_c(monkeypatch):
+def test_a_lost_worker_is_told_and_a_ctrl_c_that_a_call_of_ray_makes_an_exit_of_stays_a_ctrl_c(monkeypatch):
+    """One Ray, which takes seconds to start, for both: the Ctrl-C ends its block."""
+
+    def use_ray() -> None:
+        with connect_ray(num_cpus=1):
+            killed = ray.remote(max_retries=1)(lambda: os.kill(os.getpid(), signal.SIGKILL))
+            with pytest.raises(InputError, match=r'a worker was lost on every try, .*: let fewer run at once') as told:
+                get_result(killed.remote())
+            assert '\n' not in str(told.value)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(60)
+            except KeyboardInterrupt:
+                raise SystemExit(1) from None
+
     monkeypatch.delenv('RAY_ADDRESS', raising=False)
-    handler = signal.getsignal(signal.SIGINT)
-
-    def call() -> None:
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(60)
-        except KeyboardInterrupt:
-            raise SystemExit(1) from None
-
-    with pytest.raises(KeyboardInterrupt), connect_ray(num_cpus=1):
-        call()
-    assert signal.getsignal(signal.SIGINT) is handler
-
-
-def test_a_worker_that_is_lost_on_every_try_is_told(monkeypatch):
-    monkeypatch.delenv('RAY_ADDRESS', raising=False)
-    with connect_ray(num_cpus=1):
-        killed = ray.remote(max_retries=1)(lambda: os.kill(os.getpid(), signal.SIGKILL))
-        with pytest.raises(InputError, match=r'a worker was lost on every try, .*: let fewer run at once') as told:
-            get_result(killed.remote())
-    assert '\n' not in str(told.value)
+    interrupt, before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            use_ray()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is interrupt
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @pytest.mark.parametrize('server', ['raylet', 'gcs_server', 'RuntimeEnvAgent'])
-def test_a_dead_server_of_ray_ends_the_command_with_one_line(server):
+def test_a_dead_server_of_ray_ends_the_command_with_one_line(server, tmp_path):
+    """It dies once all servers are watched (/proc names the process of each descriptor) and the task has begun."""
+    begun = tmp_path / 'begun'
     source = f"""
-import contextlib, threading, time
+import contextlib, pathlib, threading, time
 import psutil, ray
-from maelm_composer.cluster import connect_ray
+from maelm_composer.cluster import _list_servers, connect_ray
+
+def is_ready():
+    watched = set()
+    for file in pathlib.Path('/proc/self/fdinfo').iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            watched |= {{line for line in file.read_text().splitlines() if line.startswith('Pid:')}}
+    servers = {{f'Pid:\\t{{process.pid}}': process.name() for process in _list_servers()}}
+    is_there = any(name.endswith('{server}') for name in servers.values())
+    return is_there and servers.keys() <= watched and pathlib.Path({str(begun)!r}).exists()
+
+def work(value):
+    pathlib.Path({str(begun)!r}).touch()
+    time.sleep(300)
 
 def kill():
-    time.sleep(5)  # the servers are being watched by then
+    last = time.monotonic() + 20
+    while not is_ready() and time.monotonic() < last:
+        time.sleep(0.05)
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.name().endswith('{server}'):
@@ -140,7 +164,7 @@ with connect_ray(num_cpus=1):
     large = ray.put(b'x' * 1_000_000)
     with connect_ray():
         threading.Thread(target=kill).start()
-        ray.get(ray.remote(lambda value: time.sleep(300)).remote(large))
+        ray.get(ray.remote(work).remote(large))
 """
     ended = subprocess.run([sys.executable, '-c', source], capture_output=True, text=True, timeout=200)
     assert ended.returncode == 2

@@ -90,10 +90,9 @@ def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatc
         assert (tmp_path / LOCK).exists()
 
 
-@pytest.mark.usefixtures('held')
 def test_the_suite_keeps_to_it(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
-    with pytest.raises(InputError, match='another benchmark suite is at work'):
+    with lock_folder(tmp_path, 'run'), pytest.raises(InputError, match='another benchmark suite is at work'):
         run_suite(load_suite('demo', tmp_path, tmp_path / 'results'), [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ['.lock']
 

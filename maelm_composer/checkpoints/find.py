@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, FINETUNED, LATEST, PROGRESS, RECIPE, RECORD, WEIGHTS
 from maelm_composer.config import ModelConfig, PretrainingConfig
 from maelm_composer.data.manifest import TOKENIZER
-from maelm_composer.data.storage import is_s3, join, list_names, read_file
+from maelm_composer.data.storage import download, is_s3, join, list_names, read_file
 from maelm_composer.errors import InputError
 from maelm_composer.files import hash_file, parse_json
 from maelm_composer.recipe import load_config
@@ -222,9 +222,8 @@ def _as_local_file(uri: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as scratch:
         if is_s3(uri):
             path = Path(scratch, path.name)
-            if (content := read_file(uri)) is not None:
-                path.write_bytes(content)
-                del content  # it may be gigabytes
+            if path.name in list_names(os.path.dirname(uri)):
+                download(uri, path)
         if not path.exists():
             raise InputError(f'{uri} is missing: {REMEDY}')
         yield path

@@ -163,7 +163,7 @@ def _pairs(num_layers: int, is_mpnet: bool) -> Iterator[tuple[str, list[str]]]:
 
 
 class HuggingFaceEncoder(nn.Module):
-    """A Hugging Face base model, called as ``model.encoder.Encoder`` without ``has_gaps``; a row is one sequence."""
+    """A Hugging Face base model, called as ``model.encoder.Encoder``; a row is one sequence."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ _ORIGIN_KEYS = {'_name_or_path', 'name_or_path', 'transformers_version', 'torch_
 class Pretrained:
     """An encoder, its tokenizer, its sizes and its identity."""
 
-    encoder: nn.Module  # called as model.encoder.Encoder, without has_gaps
+    encoder: nn.Module  # called as model.encoder.Encoder
     hidden_size: int
     max_seq_len: int
     tokenizer: PreTrainedTokenizerFast  # takes a special token's name in a text ("[MASK]") for ordinary characters

@@ -183,17 +183,17 @@ def predict(
     model.eval()
     scores: list[np.ndarray] = [np.empty(0)] * len(inputs)
     batches = sort_for_evaluation(inputs.lengths, batch_size)
-    for rows in track(batches, len(batches), 'evaluation', 'batches'):
-        batch = collate(inputs, rows, pad_id).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
-            outputs = model(batch).float()
-        is_wrong = ~outputs.isfinite()
-        if model.kind == SPAN:
-            is_wrong &= outputs != -math.inf  # outside the passage
-        if is_wrong.any():
-            raise InputError('an output of the model is not finite: try a smaller learning_rate or precision=fp32')
-        for row, output in zip(rows, outputs.cpu().numpy(), strict=True):
-            scores[row] = output
+    # Around the loop: autocast keeps the bf16 weights until its end.
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
+        for rows in track(batches, len(batches), 'evaluation', 'batches'):
+            outputs = model(collate(inputs, rows, pad_id).to(device)).cpu().numpy()
+            is_fine = np.isfinite(outputs)
+            if model.kind == SPAN:
+                is_fine |= outputs == -math.inf  # outside the passage
+            if not is_fine.all():
+                raise InputError('an output of the model is not finite: try a smaller learning_rate or precision=fp32')
+            for row, output in zip(rows, outputs, strict=True):
+                scores[row] = output
     return scores
 
 

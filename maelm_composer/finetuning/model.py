@@ -21,9 +21,7 @@ class FinetuningBatch(NamedTuple):
     is_candidate: Tensor | None = None  # (B, S), span task: an answer may start or end here; [CLS] is "no answer"
 
     def to(self, device: torch.device) -> 'FinetuningBatch':
-        return self._replace(
-            **{name: value.to(device, non_blocking=True) for name, value in self._asdict().items() if value is not None}
-        )
+        return self._replace(**{name: value.to(device) for name, value in self._asdict().items() if value is not None})
 
 
 def _compute_scores(output: nn.Linear, hidden: Tensor) -> Tensor:
@@ -62,6 +60,8 @@ class SpanHead(nn.Module):
 
 
 class FinetuningModel(nn.Module):
+    """An encoder, called as :class:`model.encoder.Encoder`, and a head that reads its first token, for spans all."""
+
     def __init__(self, encoder: nn.Module, hidden_size: int, task: Task, dropout: float, seed: int) -> None:
         """``seed`` draws the head's initial weights, without a change of torch's global generator."""
         super().__init__()
@@ -84,8 +84,7 @@ class FinetuningModel(nn.Module):
         return outputs.squeeze(-1) if self.kind == REGRESSION else outputs
 
     def compute_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the batch, in fp32: cross-entropy, squared error, or the mean of the start's and the end's."""
-        scores = scores.float()
+        """Mean loss of fp32 scores: cross-entropy, squared error, or the mean of the start's and the end's."""
         if self.kind == CLASSIFICATION:
             return functional.cross_entropy(scores, targets)
         if self.kind == REGRESSION:

@@ -6,6 +6,7 @@ from torch.nn import functional
 from maelm_composer.config import ModelConfig
 from maelm_composer.data.special_tokens import CLS_ID
 from maelm_composer.masking.collate import Batch
+from maelm_composer.model.kernels.attention import materialize
 from maelm_composer.model.kernels.embedding import embed
 from maelm_composer.model.kernels.filled_row import fill_row
 from maelm_composer.model.layer import take_positions
@@ -13,7 +14,7 @@ from maelm_composer.model.stack import Stack, build_attention_bias
 
 
 class Decoder(Stack):
-    """A shallow stack over the row: h_i^L where the encoder saw token i, else e_[MASK]; not if causal."""
+    """A shallow stack over the row: h_i^L where the encoder saw token i, else e_[MASK]; if causal, the token before."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -27,30 +28,38 @@ class Decoder(Stack):
 
     def forward(self, encoded: Tensor, token_table: Tensor, batch: Batch) -> Tensor:
         """(B, S, D) encoder outputs and the (V, D) token table -> (B, M, D_dec) at ``batch.predicted_index``."""
-        positions, segments = batch.original_position_ids, batch.segment_ids
-        predicted = batch.predicted_index.clamp(max=segments.shape[1] - 1)  # an unused slot has no label
+        predicted = batch.predicted_index.clamp(max=batch.segment_ids.shape[1] - 1)  # an unused slot has no label
+        row = self._read_row(encoded, token_table, batch), batch.original_position_ids, batch.segment_ids
+        if self.has_self_attention:
+            inputs, positions, segments = row
+        else:  # no position reads another one, so only the predicted ones are computed
+            inputs, positions, segments = (take_positions(values, predicted) for values in row)
+        chosen = predicted if self.has_self_attention and not self.is_causal else None  # None: every position
+        memory, memory_bias = self._build_memory(encoded, segments, batch)
+        return self.run_layers(self.add_positions(inputs, positions), positions, segments, chosen, memory, memory_bias)
+
+    def _read_row(self, encoded: Tensor, token_table: Tensor, batch: Batch) -> Tensor:
+        """(B, N, D_dec) Ĥ^0 without the p_i."""
         if self.is_causal:
-            inputs = embed(token_table, shift_right(batch.labels, positions), is_tied=True)
+            inputs = embed(token_table, shift_right(batch.labels, batch.original_position_ids), is_tied=True)
         else:
-            mask_embedding = embed(token_table, positions.new_full((), self.mask_id), is_tied=True)
+            mask_embedding = embed(token_table, batch.labels.new_full((), self.mask_id), is_tied=True)
             inputs = fill_masks(encoded, mask_embedding, batch.visible_index, batch.resets)
-        if self.input_projection is not None:
-            inputs = self.input_projection(inputs)
-            if self.has_cross_attention:
-                encoded = self.input_projection(encoded)
-        if not self.has_self_attention:
-            # No position reads another one, so only the predicted ones are computed.
-            inputs, positions, segments = (take_positions(x, predicted) for x in (inputs, positions, segments))
-        chosen = predicted if self.has_self_attention else None  # None: ``inputs`` are these
-        hidden = self.add_positions(inputs, positions)
+        return self._project(inputs)
+
+    def _build_memory(self, encoded: Tensor, segments: Tensor, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+        """What cross-attention reads, (B, S, D_dec), and its (B, 1, T, S) bias for queries with (B, T) ``segments``."""
         if not self.has_cross_attention:
-            return self.run_layers(hidden, positions, segments, chosen, has_gaps=False)
-        memory_bias = build_attention_bias(segments, take_padded(batch.segment_ids, batch.visible_index), None)
+            return None, None
+        bias = build_attention_bias(segments, take_padded(batch.segment_ids, batch.visible_index), None)
         # Where [CLS] may be masked too, a short block can have no visible token. Its queries then attend to the whole
         # row, because a softmax over no key is NaN.
-        has_no_key = memory_bias.isneginf().all(-1, keepdim=True)
-        memory_bias = memory_bias.masked_fill(has_no_key, 0.0)
-        return self.run_layers(hidden, positions, segments, chosen, encoded, memory_bias, has_gaps=False)
+        has_no_key = bias.isneginf().all(-1, keepdim=True)
+        return self._project(encoded), materialize(bias.masked_fill(has_no_key, 0.0))
+
+    def _project(self, values: Tensor) -> Tensor:
+        """(B, ·, D) -> (B, ·, D_dec)."""
+        return values if self.input_projection is None else self.input_projection(values)
 
 
 def fill_masks(encoded: Tensor, mask_embedding: Tensor, visible_index: Tensor, resets: Tensor) -> Tensor:
@@ -72,7 +81,7 @@ def take_padded(values: Tensor, index: Tensor, fill: int = 0) -> Tensor:
 
 
 def shift_right(labels: Tensor, positions: Tensor) -> Tensor:
-    """(B, N) labels -> (B, N) the token before each position; [CLS] at a block's start and in padding.
+    """(B, N) labels -> (B, N) the token before each position; at a block's start [CLS].
 
     Sec. 4.3: "the entire sequence". PAPER-SILENT: no label (-100) for each block's [CLS], nor for padding.
     """

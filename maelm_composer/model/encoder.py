@@ -25,15 +25,15 @@ class Encoder(Stack):
         position_ids: Tensor,
         segment_ids: Tensor,
         predicted_index: Tensor | None = None,
-        has_gaps: bool = True,
+        has_gaps: bool = False,
     ) -> Tensor:
         """(B, S) packed rows -> (B, S, D), or (B, M, D) with ``predicted_index``.
 
         Args:
-            position_ids: (B, S) in [0, N), with gaps where [MASK]s were left out.
+            position_ids: (B, S) in [0, N); they jump where [MASK]s were left out.
             segment_ids: (B, S); a token attends to the tokens of its own segment.
             predicted_index: (B, M) in [0, S), slots to predict at; the last layer has no other.
-            has_gaps: False promises positions without gaps, for which the bias is faster (:meth:`Stack.build_bias`).
+            has_gaps: whether positions may have gaps (:meth:`Stack.build_bias`).
         """
         hidden = self._embed(input_ids, position_ids)
         return self.run_layers(hidden, position_ids, segment_ids, predicted_index, has_gaps=has_gaps)

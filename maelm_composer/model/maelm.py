@@ -22,6 +22,7 @@ from maelm_composer.model.relative_position import RelativePositionBias
 class MaskedLMHead(nn.Module):
     """Dense -> GELU -> LN -> product with the encoder's token table + bias, the logits over the vocabulary (Eq. 1).
 
+    A decoder of another width than the encoder's needs a projection to D before the product (Sec. 4.3, "Decoder Size").
     PAPER-SILENT: all but the product; as RoBERTa's and the authors' code.
     """
 
@@ -54,7 +55,9 @@ class MaskedLMHead(nn.Module):
 
 class MaskedLMOutput(NamedTuple):
     loss: Tensor  # scalar, nats: mean over the predicted tokens of the batch, fp32
-    logits: Tensor  # (B, M, V), detached: torch.compile would allocate a gradient of zeros this large
+    # (B, M, V), detached: torch.compile would allocate a gradient of zeros this large. Under autocast they are bf16, so
+    # that two tokens may have equal logits, of which argmax takes the one with the lower id.
+    logits: Tensor
     labels: Tensor  # (B, M); -100 in an unused slot
 
 
@@ -74,9 +77,9 @@ class MaskedLanguageModel(nn.Module):
         if self.decoder is None:
             # The encoder sees the whole row, so a position is also its slot. An unused slot has no label.
             predicted = batch.predicted_index.clamp(max=batch.labels.shape[1] - 1)
-            hidden = self.encoder(batch.input_ids, batch.position_ids, segment_ids, predicted, has_gaps=False)
+            hidden = self.encoder(batch.input_ids, batch.position_ids, segment_ids, predicted)
         else:
-            encoded = self.encoder(batch.input_ids, batch.position_ids, segment_ids)
+            encoded = self.encoder(batch.input_ids, batch.position_ids, segment_ids, has_gaps=True)
             hidden = self.decoder(encoded, token_table, batch)
         logits = self.head(hidden, token_table)
         labels = take_padded(batch.labels, batch.predicted_index, IGNORED_LABEL)

@@ -90,11 +90,10 @@ class RelativePositionBias(nn.Module):
         of one token of score 0.
         """
         buckets, heads = self.weight.shape
-        distances = torch.arange(1 - self.max_seq_len, self.max_seq_len)
-        prior, head = torch.zeros(buckets, heads), torch.arange(heads)
+        distance, head = torch.arange(1 - self.max_seq_len, self.max_seq_len)[:, None], torch.arange(heads)
         side, slope = 2 * (head % 2) - 1, 2.0 ** -(head // 2)
-        # From the farthest to the nearest, so that a bucket of several distances keeps the value of its nearest one.
-        for distance in sorted(distances.tolist(), key=abs, reverse=True):
-            bucket = int(self.bucket_of_distance[distance + self.max_seq_len - 1])
-            prior[bucket] = -slope * (abs(distance) + 2 * (distance * side <= 0))
+        of_distance = -slope * (distance.abs() + 2 * (distance * side <= 0))  # (2N - 1, H)
+        bucket = self.bucket_of_distance[:, None].expand_as(of_distance)
+        # A bucket of several distances has the value of its nearest one, the greatest.
+        prior = torch.zeros(buckets, heads).scatter_reduce(0, bucket, of_distance, 'amax', include_self=False)
         return prior.clamp(min=-math.log(self.max_seq_len))

@@ -48,7 +48,7 @@ class Stack(nn.Module):
         predicted_index: Tensor | None = None,
         memory: Tensor | None = None,
         memory_bias: Tensor | None = None,
-        has_gaps: bool = True,
+        has_gaps: bool = False,
     ) -> Tensor:
         """(B, T, D) H^0 with (B, T) positions and segments -> (B, T, D), or (B, M, D) with ``predicted_index``.
 
@@ -58,27 +58,31 @@ class Stack(nn.Module):
             memory_bias: (B, 1, T, S), of the cross-attention.
             has_gaps: see :meth:`build_bias`.
         """
-        bias = self.build_bias(position_ids, segment_ids, has_gaps=has_gaps)
-        for layer in self.layers[:-1]:
+        *inner, last = self.layers
+        bias = None
+        if inner or predicted_index is None:
+            bias = self.build_bias(position_ids, segment_ids, has_gaps=has_gaps)
+        for layer in inner:
             hidden = layer(hidden, bias, memory=memory, memory_bias=memory_bias)
         if predicted_index is not None:
-            bias = self.build_bias(position_ids, segment_ids, predicted_index, has_gaps)
+            bias = self.build_bias(position_ids, segment_ids, predicted_index)
             if memory_bias is not None:
                 memory_bias = torch.take_along_dim(memory_bias, predicted_index[:, None, :, None], dim=2)
-        return self.layers[-1](hidden, bias, predicted_index=predicted_index, memory=memory, memory_bias=memory_bias)
+        return last(hidden, bias, predicted_index=predicted_index, memory=memory, memory_bias=memory_bias)
 
     def build_bias(
         self,
         position_ids: Tensor,
         segment_ids: Tensor,
         predicted_index: Tensor | None = None,
-        has_gaps: bool = True,
+        has_gaps: bool = False,
     ) -> Tensor | None:
         """(B, T) -> (B, 1 or H, T, T), or (B, 1 or H, M, T) with ``predicted_index``; None without self-attention.
 
         Args:
-            has_gaps: whether the positions of a segment may have gaps. Without gaps the distance of two positions is
-                that of their slots, so the rows share one (H, T, T) bias if all positions are queries.
+            has_gaps: whether the positions of a segment may have gaps, as where [MASK]s were left out. Without gaps the
+                distance of two positions is that of their slots, so the rows share one (H, T, T) bias if all positions
+                are queries. False with gaps gives a wrong bias.
         """
         if not self.has_self_attention:
             return None
@@ -97,7 +101,7 @@ class Stack(nn.Module):
             keys = torch.arange(segment_ids.shape[1], device=segment_ids.device)
             queries = keys[None] if predicted_index is None else predicted_index
             bias = bias.masked_fill(keys > queries[:, None, :, None], float('-inf'))
-        return bias
+        return materialize(bias)
 
 
 def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative: Tensor | None) -> Tensor:
@@ -110,4 +114,4 @@ def build_attention_bias(query_segments: Tensor, key_segments: Tensor, relative:
     device = bias.device.type
     if torch.is_autocast_enabled(device):
         bias = bias.to(torch.get_autocast_dtype(device))
-    return materialize(bias.masked_fill(is_other, float('-inf')))
+    return bias.masked_fill(is_other, float('-inf'))

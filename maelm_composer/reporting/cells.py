@@ -241,7 +241,7 @@ def subtract_relative(left: Cell, right: Cell, base: Cell | None = None) -> Cell
 
 def relate(gap: Parts, base: Parts, are_rungs: bool = False) -> Cell:
     """Σ ``gap`` / Σ ``base`` in percent, within each pretraining seed; the arguments are those of :func:`combine`."""
-    both = combine([*gap, *((0.0, cell) for _, cell in base if all(cell is not other for _, other in gap))], are_rungs)
+    both = combine([*gap, *((0.0, cell) for _, cell in base)], are_rungs)
     if both.missing:
         return both
     if any(term.group for term in both.terms):
@@ -251,8 +251,8 @@ def relate(gap: Parts, base: Parts, are_rungs: bool = False) -> Cell:
     scale = 100 / float(np.mean([bases[seed] for seed in gaps]))
     share = float(np.mean([gap / bases[seed] for seed, gap in gaps.items()]))
     # The derivative of gap / base: the base's own rounding moves the ratio, too.
-    of_base = {id(cell): weight for weight, cell in base}
-    linear = [(weight - share * of_base.pop(id(cell), 0.0), cell) for weight, cell in gap]
-    linear += [(-share * weight, cell) for weight, cell in base if id(cell) in of_base]
-    rounding = scale**2 * _measure_rounding(combine(linear, are_rungs).terms)
+    linear: dict[int, tuple[float, Cell]] = {}
+    for weight, cell in (*gap, *((-share * weight, cell) for weight, cell in base)):
+        linear[id(cell)] = linear.get(id(cell), (0.0, cell))[0] + weight, cell
+    rounding = scale**2 * _measure_rounding(combine([*linear.values()], are_rungs).terms)
     return replace(both, terms=(Term(1.0, values, rounding=rounding),))

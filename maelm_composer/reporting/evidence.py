@@ -23,7 +23,7 @@ from maelm_composer.records import (
     unpack_numbers,
 )
 from maelm_composer.reporting.artefacts import Column, Model
-from maelm_composer.reporting.cells import OF_ROUNDING, Cell, Term, average, list_differences
+from maelm_composer.reporting.cells import OF_ROUNDING, Cell, Term, average, list_differences, subtract
 from maelm_composer.sweep.search import select_point
 from maelm_composer.tasks.catalogue import METRICS_OF_KIND, find_task
 
@@ -84,7 +84,7 @@ class Evidence:
     def checkpoints_with(self, model: Model, task: str) -> list[int]:
         """Samples of the checkpoints of ``model`` from which ``task`` was fine-tuned, ascending."""
         names = {run.run_name for run in self.find_runs(model)}
-        return sorted(at for of, name, at in self._grouped if of == task and name in names and at is not None)
+        return sorted({at for of, name, at in self._grouped if of == task and name in names and at is not None})
 
     def select_finetunings(self, model: Model, task: str, samples: int | None = None) -> Searches:
         """(pretraining run, its fine-tuning records of ``task``, one for each seed) for the runs of ``model``.
@@ -224,6 +224,14 @@ class Evidence:
         # rank 1 is no chance of rounding.
         rounding = {i: OF_ROUNDING if is_whole and (key, i) != ('rank_masks', 0) else 0.0 for i in layers}
         return {i: self._gather(model, 'effective rank', of, rounding=rounding[i]) for i, of in values.items()}
+
+    def mask_excess(self, model: Model | Runs) -> list[Cell]:
+        """The share of the [MASK]s' energy outside the real tokens' leading directions, less the real tokens' own.
+
+        One cell for each layer. The leading directions hold at least 90 % of the real tokens' energy.
+        """
+        masks, real = (self.rank_by_layer(model, f'{kind}_outside_share') for kind in ('mask', 'real'))
+        return [subtract(masks[layer], real[layer]) for layer in real]
 
     def finetuned_rank(self, model: Model, task: str) -> Cell:
         """Effective rank of the last layer after fine-tuning."""

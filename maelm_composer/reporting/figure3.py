@@ -25,9 +25,9 @@ from maelm_composer.reporting.rows import (
     GAP,
     PERCENT,
     UNDECIDED,
+    Claim,
     Row,
     RowBuilder,
-    judge_claim,
     qualify,
 )
 
@@ -154,11 +154,10 @@ def _fill(source: Cell, pairs: Mapping[int, Pair], values: Mapping[int, float]) 
 
 def _judge(builder: RowBuilder, leads: Cell, races: Sequence[Race]) -> Row:
     """The claim: at the lower of both final accuracies, MAE-LM is the earlier one."""
-    claim = Row(builder.scale, builder.artefact, GAP, LEAD, 'share')  # of RoBERTa the paper has the end alone
+    claim = Claim(GAP, LEAD, 'share', leads)  # of RoBERTa the paper has the end alone
+    (row,) = builder.claims(claim, expects_more=False)
     if leads.missing:
-        return builder.make(claim, leads, None)
-    assert leads.estimate
-    verdict = judge_claim(builder.scale, leads.estimate, expects_more=False)
+        return row
     record = leads.records[0]
     assert isinstance(record, FinetuningRecord)
     reason = explain_undecided(races, 100 * record.baseline)
@@ -173,9 +172,7 @@ def _judge(builder: RowBuilder, leads: Cell, races: Sequence[Race]) -> Row:
     longest = max(stalls, key=lambda name: stalls[name])
     if not reason and stalls[longest] > MAX_STALLS:
         reason = f'{stalls[longest]:.0%} of the time of {longest} are stalls, as when other jobs take the processor'
-    if reason:
-        verdict = qualify(builder.scale, f'{UNDECIDED}: {reason}')
-    return builder.make(claim, leads, leads.estimate, verdict)
+    return replace(row, verdict=qualify(builder.scale, f'{UNDECIDED}: {reason}')) if reason else row
 
 
 def measure_stalls(log: Sequence[Mapping[str, str]]) -> float:

@@ -17,14 +17,12 @@ from maelm_composer.reporting.rows import FAILS, WORDS, Row
 
 # The labels of axes by unit, and the color and the marker of a verdict.
 AXES = {
-    'points': 'points',
     'rank': 'dimensions of the effective rank',
     'percent': "% of RoBERTa's rank",
-    'share': 'share',
     'points a decade': 'points for ten times the compute',
     'percent a decade': "% of RoBERTa's rank for ten times the compute",
+    LEAD: "share of RoBERTa's time",  # a column, since other shares are not of time
 }
-AXES[LEAD] = "share of RoBERTa's time"  # of its own: other shares are not of time
 # They differ in brightness, marker or line, too.
 MARKERS = dict(zip(WORDS, (('#1d6b3a', 'o'), ('#d2552d', 'X'), ('#12355b', 's'), ('#777777', 'D')), strict=True))
 LINES: dict[str, Any] = {FAILS: '--'}

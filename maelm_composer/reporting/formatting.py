@@ -39,11 +39,6 @@ def name_unit(row: Row) -> str:
     return {'rank': 'dimensions', 'percent': "% of RoBERTa's rank"}.get(unit, unit)
 
 
-def is_signed(row: Row) -> bool:
-    """Whether a difference is written with its plus sign."""
-    return row.unit.split()[0] in ('points', 'rank', 'percent', 'share')
-
-
 def format_interval(row: Row) -> str:
     """``low to high``, both with the digits of :func:`_count_digits`."""
     if row.low is None or row.high is None:
@@ -71,14 +66,14 @@ def format_p(p: float) -> str:
     return '< 0.001' if p < 0.001 else f'= {p:.{digits}g}'
 
 
-def format_value(row: Row, is_signed: bool = False) -> str:
-    """The value; in place of an infinite one, the note that some pretraining seeds never reached the target."""
+def format_value(row: Row) -> str:
+    """The value, of a claim with its sign; if infinite, the note on the seeds that never reached the target."""
     if row.value is not None and math.isinf(row.value) and row.note:
         return row.note
     digits = None  # a whole rank has none after the point
     if row.is_claim and row.value and row.value % 1 and (row.low or 0.0) * (row.high or 0.0) > 0:
         digits = _count_digits(row, row.value)  # a difference whose interval excludes zero does not look like zero
-    return format_number(row.value, row.unit, is_signed, digits)
+    return format_number(row.value, row.unit, row.is_claim, digits)
 
 
 def format_number(value: float | None, unit: str, is_signed: bool = False, digits: int | None = None) -> str:

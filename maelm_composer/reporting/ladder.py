@@ -28,7 +28,7 @@ from maelm_composer.reporting.cells import (
     subtract,
     subtract_relative,
 )
-from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.evidence import Evidence, Runs
 from maelm_composer.reporting.formatting import format_x
 from maelm_composer.reporting.rows import (
     MARGIN_RANK_SHARE,
@@ -39,7 +39,7 @@ from maelm_composer.reporting.rows import (
     Row,
     RowBuilder,
 )
-from maelm_composer.reporting.tables import MASKS, OUTSIDE, REAL, WITH_MASKS, measure_mask_excess
+from maelm_composer.reporting.tables import MASKS, OUTSIDE, REAL, WITH_MASKS
 
 TREND = 'change with ten times the compute'
 AT_EQUAL_FLOPS = 'at equal FLOPs'
@@ -47,7 +47,7 @@ RELATIVE, MASK_GAIN = 'real_rank_excess', 'mask_rank_gain'
 LOSS, FLOPS, DEPARTURE = 'eval_loss', 'flops', 'departure'
 RATE = 'optimizer.learning_rate'
 DEPARTURE_NATS, WINDOW = 1.0, 20  # lines of metrics.csv
-Read = Callable[[Evidence, Model], Cell]
+Read = Callable[[Evidence, Model | Runs], Cell]
 Cells = dict[str, dict[str, dict[Rung, Cell]]]  # by column, label of the model and rung
 
 
@@ -76,7 +76,7 @@ def build_ladder(builder: RowBuilder) -> list[Row]:
                 rows += _compare_at_equal_flops(builder, label, cells, rung, above)
         rows += _compare(builder, cells, label, ROBERTA.label)
     rows += _compare(builder, cells, MAE_LM.label, MASK_IN_ENCODER.label)
-    return rows + _judge_masks(builder, cells)
+    return rows + _judge_masks(builder, rungs)
 
 
 def _compare(builder: RowBuilder, cells: Cells, ours: str, theirs: str) -> list[Row]:
@@ -102,24 +102,20 @@ def _compare(builder: RowBuilder, cells: Cells, ours: str, theirs: str) -> list[
     rows: list[Row] = []
     for name, (unit, gaps, published, margin) in differences.items():
         published = published if is_paper else None
-        claims = builder.claims(unit, *(Claim(gap, name, cell, published, margin) for cell in gaps.values()))
-        rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(gaps, claims, strict=True)]
+        of_rungs = (Claim(gap, name, unit, cell, published, margin, rung.flops) for rung, cell in gaps.items())
+        rows += builder.claims(*of_rungs)
     if is_paper:
         trends = [_claim_trend(gap, name, unit, gaps) for name, (unit, gaps, *_) in differences.items()]
-        rows += builder.claims(POINTS, *trends)
+        rows += builder.claims(*trends)
     return rows
 
 
-def _judge_masks(builder: RowBuilder, cells: Cells) -> list[Row]:
+def _judge_masks(builder: RowBuilder, rungs: Iterable[Rung]) -> list[Row]:
     """The paper's explanation of RoBERTa's lower rank, dimensions kept for [MASK]: Figure 1(a) and Theorem 2.2."""
     rows: list[Row] = []
-    masked, real = (cells[name][ROBERTA.label] for name in (WITH_MASKS, REAL))
-    for name, unit, gains in (
-        (MASK_GAIN, PERCENT, [subtract_relative(masked[rung], real[rung]) for rung in real]),
-        (OUTSIDE, 'share', [measure_mask_excess(builder.evidence, rung.roberta)[-1] for rung in real]),
-    ):
-        claims = builder.claims(unit, *(Claim(ROBERTA.label, name, gain) for gain in gains))
-        rows += [claim.at(rung.flops, 'FLOPs') for rung, claim in zip(real, claims, strict=True)]
+    for name, (unit, read) in EXPLANATIONS.items():
+        gains = {rung: read(builder.evidence, rung.roberta) for rung in rungs}
+        rows += builder.claims(*(Claim(ROBERTA.label, name, unit, gain, flops=r.flops) for r, gain in gains.items()))
     return rows
 
 
@@ -153,10 +149,11 @@ def _name_rates(runs: Iterable[PretrainingRecord]) -> str:
     return f'with unequal learning rates ({" and ".join(rates)})' if len(rates) > 1 else ''
 
 
-def _measure_departure(evidence: Evidence, model: Model) -> Cell:
-    """Tokens until the mean training loss of a window is a nat below that of the first window; inf: never.
+def _measure_departure(evidence: Evidence, model: Model | Runs) -> Cell:
+    """Tokens to the middle of the first window whose mean training loss is a nat below that of the first; inf: never.
 
-    The head's bias starts at the unigram distribution, so the first window's loss is the unigram entropy.
+    The head's bias starts at the unigram distribution, so the first window's loss is the unigram entropy. A window is
+    longer in a log that has fewer lines for its samples, its middle is not later.
     """
 
     def find(run: PretrainingRecord) -> float | None:
@@ -168,7 +165,8 @@ def _measure_departure(evidence: Evidence, model: Model) -> Cell:
         first = next((start for start, mean in enumerate(means) if mean < means[0] - DEPARTURE_NATS), None)
         if first is None:
             return math.inf
-        return int(curve[first + WINDOW - 1]['samples']) * run.tokens / run.samples
+        middle = (int(curve[first]['samples']) + int(curve[first + WINDOW - 1]['samples'])) / 2
+        return middle * run.tokens / run.samples
 
     return note_never(evidence.measure_runs(model, METRICS, find))
 
@@ -179,6 +177,10 @@ NUMBERS: dict[str, tuple[str, Read]] = {  # column -> unit, and how a model's nu
     **{key: (RANK, partial(Evidence.rank, key=key)) for key in (REAL, WITH_MASKS, MASKS)},
     DEPARTURE: ('tokens', _measure_departure),
     **{column.name: (PERCENT, partial(Evidence.score, column=column)) for column in (*QUICK_COLUMNS, QUICK_AVERAGE)},
+}
+EXPLANATIONS: dict[str, tuple[str, Read]] = {  # the same of RoBERTa, for the paper's explanation of its lower rank
+    MASK_GAIN: (PERCENT, lambda e, model: subtract_relative(e.rank(model, WITH_MASKS), e.rank(model, REAL))),
+    OUTSIDE: ('share', lambda e, model: e.mask_excess(model)[-1]),
 }
 
 
@@ -193,4 +195,4 @@ def _claim_trend(gap: str, name: str, unit: str, gaps: dict[Rung, Cell]) -> Clai
         rungs = f'{", ".join(names)} and {last} FLOPs'
         if rates := _name_rates(run for cell in found.values() for run in cell.runs):
             rungs += f' {rates}'
-    return Claim(f'{gap}, {TREND}', name, trend, unit=f'{unit} a decade', rungs=rungs)
+    return Claim(f'{gap}, {TREND}', name, f'{unit} a decade', trend, rungs=rungs)

@@ -152,3 +152,25 @@ def assert_equal(records: Sequence[FinetuningRecord | RankRecord], where: str, *
                 raise InputError(
                     f'{where}: records {records[0].key} and {record.key} differ in {name}: keep those of one experiment'
                 )
+
+
+def load_published(folder: Path) -> dict[tuple[str, str, str], float]:
+    """The paper's numbers from every CSV file in ``folder``: (setting, row, column) -> value.
+
+    Raises:
+        InputError: no such file, or one that is damaged.
+    """
+    paths = sorted(folder.glob('*.csv'))
+    if not paths:
+        raise InputError(f'no published numbers in {folder}: without that folder, those of the package are used')
+    published: dict[tuple[str, str, str], float] = {}
+    for path in paths:
+        try:
+            for line in read_csv(path):  # Tables 1 and 2 print the same GLUE averages
+                published.setdefault((line['setting'], line['row'], line['column']), float(line['value']))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f'{path} holds no published numbers ({type(error).__name__}: {error}): repair the file, or remove '
+                f'{folder}, in whose place those of the package are used'
+            ) from None
+    return published

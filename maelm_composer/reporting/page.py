@@ -27,7 +27,6 @@ from maelm_composer.reporting.formatting import (
     format_p,
     format_value,
     format_x,
-    is_signed,
     name_claim,
     name_score,
     name_unit,
@@ -78,7 +77,6 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         'value': format_value,
         'unit': name_unit,
         'axis': format_x,
-        'is_signed': is_signed,
         'p_value': format_p,
         'not_comparable': NOT_COMPARABLE,
         'no_difference': NO_DIFFERENCE,
@@ -206,7 +204,7 @@ def _describe_verdict(word: str, claims: Sequence[Row], total: int, are_named: b
 
 
 def _name(row: Row) -> str:
-    return f'{name_claim(row, " at ")} {format_value(row, is_signed(row))} {name_unit(row)}'
+    return f'{name_claim(row, " at ")} {format_value(row)} {name_unit(row)}'
 
 
 def _describe_models(evidence: Evidence) -> str:

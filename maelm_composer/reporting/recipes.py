@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter
 from typing import Any
 
 from maelm_composer.errors import InputError
@@ -19,10 +18,10 @@ from maelm_composer.reporting.artefacts import MAE_LM, ROBERTA, RUNGS_OF, Rung
 from maelm_composer.reporting.cells import Cell, find_varied, list_differences, subtract, subtract_relative
 from maelm_composer.reporting.evidence import Evidence, Runs, order_by_seed
 from maelm_composer.reporting.formatting import format_x
-from maelm_composer.reporting.ladder import FLOPS, LOSS, MASK_GAIN, RELATIVE
+from maelm_composer.reporting.ladder import EXPLANATIONS, FLOPS, LOSS, NUMBERS, RELATIVE
 from maelm_composer.reporting.load import RANK_OPTIONS, RANKS, assert_equal
-from maelm_composer.reporting.rows import GAP, MARGIN_RANK_SHARE, PERCENT, RANK, Claim, Row, RowBuilder
-from maelm_composer.reporting.tables import MASKS, OUTSIDE, REAL, WITH_MASKS, measure_mask_excess
+from maelm_composer.reporting.rows import GAP, MARGIN_RANK_SHARE, PERCENT, Claim, Row, RowBuilder
+from maelm_composer.reporting.tables import MASKS, REAL, WITH_MASKS
 
 ROWS, DECODER = 'training.max_samples', 'model.decoder'
 LAYERS = 'model.num_hidden_layers', f'{DECODER}.num_hidden_layers'  # of the encoder and the decoder
@@ -54,12 +53,12 @@ class Group:
         return list_differences(here, there)
 
     def measure(self, name: str) -> Cell:
-        """The field ``name`` of the pretraining records."""
-        return self.evidence.measure_runs(self.runs, name, attrgetter(name))
+        """One of the ladder's numbers."""
+        return NUMBERS[name][1](self.evidence, self.runs)
 
-    def rank(self, key: str, layer: int | None = None) -> Cell:
-        """The value ``key`` of one layer of the rank records."""
-        return self.evidence.rank(self.runs, key, layer)
+    def rank(self, layer: int | None = None) -> Cell:
+        """The effective rank of the real tokens in one layer, by default the last."""
+        return self.evidence.rank(self.runs, REAL, layer)
 
 
 @dataclass
@@ -97,9 +96,9 @@ def build_recipes(builder: RowBuilder) -> list[Row]:
                     f'{row.row} at {format_x(flops)} FLOPs is {same.run_keys} as well as {row.run_keys}: '
                     'keep those of one recipe'
                 )
-        claims.append(Claim(f'{GAP}, {each.label}', RELATIVE, lead, margin=100 * MARGIN_RANK_SHARE))
-    judged = builder.claims(PERCENT, *claims)
-    return [*rows.values(), *(row.at(c.rung.flops, 'FLOPs') for row, c in zip(judged, found, strict=True))]
+        name = f'{GAP}, {each.label}'
+        claims.append(Claim(name, RELATIVE, PERCENT, lead, margin=100 * MARGIN_RANK_SHARE, flops=flops))
+    return [*rows.values(), *builder.claims(*claims)]
 
 
 def _compare(builder: RowBuilder, each: Comparison) -> tuple[list[Row], Cell]:
@@ -112,7 +111,7 @@ def _compare(builder: RowBuilder, each: Comparison) -> tuple[list[Row], Cell]:
     losses = [group.measure(LOSS) for group in (each.mae_lm, each.roberta)]
     rows.append(builder.value(gap, LOSS, 'nats', subtract(*losses)))
     *lower, lead = [
-        subtract_relative(each.mae_lm.rank(REAL, layer), each.roberta.rank(REAL, layer))
+        subtract_relative(each.mae_lm.rank(layer), each.roberta.rank(layer))
         for layer in range(1, each.mae_lm.settings[LAYERS[0]] + 1)
     ]
     for layer, cell in enumerate(lower, 1):
@@ -122,16 +121,11 @@ def _compare(builder: RowBuilder, each: Comparison) -> tuple[list[Row], Cell]:
 
 def _measure(builder: RowBuilder, label: str, group: Group) -> list[Row]:
     """Loss, FLOPs and last layer's ranks of one model; of RoBERTa also the measures of the paper's explanation."""
-    rows = [
-        builder.value(label, LOSS, 'nats', group.measure(LOSS)),
-        builder.value(label, FLOPS, 'FLOPs', group.measure(FLOPS)),
-        *(builder.value(label, key, RANK, group.rank(key)) for key in (REAL, WITH_MASKS, MASKS)),
-    ]
+    numbers = {name: NUMBERS[name] for name in (LOSS, FLOPS, REAL, WITH_MASKS, MASKS)}
     if group.is_roberta:
-        gain = subtract_relative(group.rank(WITH_MASKS), group.rank(REAL))
-        outside = measure_mask_excess(group.evidence, group.runs)[-1]
-        rows += [builder.value(label, MASK_GAIN, PERCENT, gain), builder.value(label, OUTSIDE, 'share', outside)]
-    return rows
+        numbers |= EXPLANATIONS
+    evidence, runs = group.evidence, group.runs
+    return [builder.value(label, name, unit, read(evidence, runs)) for name, (unit, read) in numbers.items()]
 
 
 def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
@@ -150,7 +144,7 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
                 raise InputError(f'recipes/{folder}: {run.run_name} is a run of the ladder itself: keep one of them')
         robertas = [*(group for group in groups if group.is_roberta), *own]
         for mae_lm in groups:
-            if mae_lm.is_roberta or mae_lm.rank(REAL).missing:  # RoBERTa, or not measured
+            if mae_lm.is_roberta or mae_lm.rank().missing:  # RoBERTa, or not measured
                 continue
             num_rows = mae_lm.settings[ROWS]
             if num_rows not in rungs:
@@ -166,7 +160,7 @@ def _find_comparisons(evidence: Evidence) -> Iterator[Comparison]:
                     folder, rung, label, '', mae_lm, None, missing=f'no RoBERTa of these settings{nearest}'
                 )
                 continue
-            ranks = [rank for group in (mae_lm, roberta) for rank in group.rank(REAL).records]
+            ranks = [rank for group in (mae_lm, roberta) for rank in group.rank().records]
             assert_equal(ranks, RANKS, *RANK_OPTIONS)
             first = (evidence.find_runs(rung.roberta) or evidence.find_runs(rung.mae_lm))[0]
             theirs = _describe(roberta.settings, first.identity)

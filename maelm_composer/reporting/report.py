@@ -17,10 +17,10 @@ from maelm_composer.reporting.figures import DRAWINGS, write_figure
 from maelm_composer.reporting.forest import draw_claims
 from maelm_composer.reporting.formatting import format_interval, format_number, format_value, name_score
 from maelm_composer.reporting.ladder import build_ladder
-from maelm_composer.reporting.load import load_evidence
+from maelm_composer.reporting.load import load_evidence, load_published
 from maelm_composer.reporting.page import CLAIMS, make_grid, render_page
 from maelm_composer.reporting.recipes import build_recipes
-from maelm_composer.reporting.rows import NOT_COMPARABLE, WORDS, Row, RowBuilder, load_published, write_rows
+from maelm_composer.reporting.rows import NOT_COMPARABLE, WORDS, Row, RowBuilder, write_rows
 from maelm_composer.reporting.tables import BUILDERS as TABLE_BUILDERS
 from maelm_composer.shipped import find_shipped
 
@@ -122,7 +122,7 @@ def _draw_values(rows: Sequence[Row]) -> Table:
 def _draw_claims(rows: Sequence[Row]) -> Table:
     table = begin_table('claim', 'score', right=('paper', 'ours'), last=('95 % interval', 'verdict'))
     for row in rows:
-        paper, ours = format_number(row.paper, row.unit), format_value(row)
+        paper, ours = format_number(row.paper, row.unit, is_signed=True), format_value(row)
         word = Text(row.word, COLORS[row.word])
         table.add_row(row.row, name_score(row), paper, ours, format_interval(row), word)
     return table

@@ -11,13 +11,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from maelm_composer.errors import InputError
 from maelm_composer.files import write_text
 from maelm_composer.records import FinetuningRecord, PretrainingRecord, Provenance, RankRecord
 from maelm_composer.reporting.artefacts import DEMO, MAE_LM, PAPER_SETTINGS, ROBERTA, Column, Model
 from maelm_composer.reporting.cells import ENOUGH_SEEDS, NEVER, Cell, Estimate
 from maelm_composer.reporting.evidence import Evidence
-from maelm_composer.reporting.load import read_csv
 from maelm_composer.statistics import ALPHA, adjust_holm
 
 GAP = 'MAE-LM − RoBERTa'
@@ -106,14 +104,15 @@ HEADER = [field.name for field in fields(Row)]
 
 @dataclass(frozen=True)
 class Claim:
-    """A difference or a slope of ours that the paper claims to be above zero, or below."""
+    """A difference or a slope that is expected to be above zero, or below: a claim of the paper or of ours."""
 
     row: str
     column: str
+    unit: str
     cell: Cell
     paper: float | None = None  # the paper's own difference
     margin: float | None = None  # NO_DIFFERENCE needs an interval in it; of points always MARGIN_POINTS
-    unit: str = ''  # empty: that of the family
+    flops: float | None = None  # of a rung
     rungs: str = ''  # of a slope: those that it is computed from
 
 
@@ -153,23 +152,19 @@ class RowBuilder:
     def score(self, model: Model, column: Column, cell: Cell) -> Row:
         return self.value(model.label, column.name, PERCENT, cell, self.paper_of(model, column.name))
 
-    def layers(self, model: Model, key: str, unit: str, index: int | None = None) -> list[Row]:
-        """One row for each layer, or one that says why there is none; ``index`` as in Evidence.rank_by_layer."""
-        column = key if index is None else f'principal_angle_{index}'
-        return self.by_layer(model, column, unit, self.evidence.rank_by_layer(model, key, index).values())
-
     def by_layer(self, model: Model, column: str, unit: str, cells: Iterable[Cell]) -> list[Row]:
-        """One row for each of ``cells``, those of the layers from the embeddings on."""
+        """One row for each of ``cells``, those of the layers from the embeddings on, or one that has no value."""
         rows = [self.value(model.label, column, unit, cell) for cell in cells]
         return [row if row.value is None else row.at(layer, 'layer') for layer, row in enumerate(rows)]
 
-    def claims(self, unit: str, *claims: Claim, expects_more: bool = True) -> list[Row]:
+    def claims(self, *claims: Claim, expects_more: bool = True) -> list[Row]:
         """A row with a verdict for each of ``claims`` (above zero, or below), one family for Holm's correction."""
         tested = {i: e.p for i, c in enumerate(claims) if (e := c.cell.estimate) is not None and e.p is not None}
         adjusted = dict(zip(tested, adjust_holm(list(tested.values())), strict=True))
         rows = []
         for i, claim in enumerate(claims):
-            row = Row(self.scale, self.artefact, claim.row, claim.column, claim.unit or unit, paper=claim.paper)
+            row = Row(self.scale, self.artefact, claim.row, claim.column, claim.unit, paper=claim.paper)
+            row = row if claim.flops is None else row.at(claim.flops, 'FLOPs')
             found, verdict = claim.cell.estimate, ''
             if found is not None:
                 margin = MARGIN_POINTS if row.unit == POINTS else claim.margin
@@ -233,7 +228,7 @@ def judge_claim(
     """The verdict on a difference or a slope; undecided with fewer than ENOUGH_SEEDS pretraining seeds.
 
     Args:
-        expects_more: whether the paper claims that it is above zero, or below.
+        expects_more: whether the claim is that it is above zero, or below.
         margin: NO_DIFFERENCE needs an interval within it.
         among: the size of the family of claims for which ``found.p`` was corrected by Holm's method.
         rungs: those that a slope is computed from.
@@ -304,28 +299,6 @@ def format_cell(value: float | str | None) -> str:
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):
         return str(int(value))
     return f'{value:.6g}'
-
-
-def load_published(folder: Path) -> dict[tuple[str, str, str], float]:
-    """The paper's numbers from every CSV file in ``folder``: (setting, row, column) -> value.
-
-    Raises:
-        InputError: no such file, or one that is damaged.
-    """
-    paths = sorted(folder.glob('*.csv'))
-    if not paths:
-        raise InputError(f'no published numbers in {folder}: without that folder, those of the package are used')
-    published: dict[tuple[str, str, str], float] = {}
-    for path in paths:
-        try:
-            for line in read_csv(path):  # Tables 1 and 2 print the same GLUE averages
-                published.setdefault((line['setting'], line['row'], line['column']), float(line['value']))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f'{path} holds no published numbers ({type(error).__name__}: {error}): repair the file, or remove '
-                f'{folder}, in whose place those of the package are used'
-            ) from None
-    return published
 
 
 def _join(values: Iterable[str | int | None]) -> str:

@@ -21,7 +21,6 @@ from maelm_composer.reporting.artefacts import (
     columns_of,
 )
 from maelm_composer.reporting.cells import Cell, restrict, slope, subtract
-from maelm_composer.reporting.evidence import Evidence, Runs
 from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
@@ -52,11 +51,12 @@ def _compare(builder: RowBuilder, columns: Sequence[Column]) -> list[Row]:
         if c is main[c.task]  # records hold the constant answer's score in the main metric only
     ]
     claims = {
-        c: Claim(GAP, c.name, subtract(cells[MAE_LM, c], cells[ROBERTA, c]), builder.paper_gap(c.name)) for c in columns
+        c: Claim(GAP, c.name, POINTS, subtract(cells[MAE_LM, c], cells[ROBERTA, c]), builder.paper_gap(c.name))
+        for c in columns
     }
-    rows += builder.claims(POINTS, *(claim for c, claim in claims.items() if not c.parts))
+    rows += builder.claims(*(claim for c, claim in claims.items() if not c.parts))
     # The mean's claim is one of its own, outside the family of the tasks.
-    return rows + builder.claims(POINTS, *(claim for c, claim in claims.items() if c.parts))
+    return rows + builder.claims(*(claim for c, claim in claims.items() if c.parts))
 
 
 def build_table2(builder: RowBuilder) -> list[Row]:
@@ -69,8 +69,8 @@ def build_table2(builder: RowBuilder) -> list[Row]:
         if model is not MAE_LM:
             mine = restrict(cells[MAE_LM], [run.seed for run in cell.runs])  # an ablation may have fewer seeds
             gap = builder.paper_gap(name, MAE_LM, model)
-            claims.append(Claim(f'{model.label} − MAE-LM', name, subtract(cell, mine), gap))
-    return rows + builder.claims(POINTS, *claims, expects_more=False)
+            claims.append(Claim(f'{model.label} − MAE-LM', name, POINTS, subtract(cell, mine), gap))
+    return rows + builder.claims(*claims, expects_more=False)
 
 
 def build_table3(builder: RowBuilder) -> list[Row]:
@@ -85,13 +85,13 @@ def build_table3(builder: RowBuilder) -> list[Row]:
             rows.append(builder.value(model.label, column, RANK, cell, builder.paper_of(model, published)))
         theirs, ours = both
         paper, margin = builder.paper_gap(published), builder.rank_margin(theirs)
-        claims.append(Claim(GAP, column, subtract(ours, theirs), paper, margin))
-    return rows + builder.claims(RANK, *claims)
+        claims.append(Claim(GAP, column, RANK, subtract(ours, theirs), paper, margin))
+    return rows + builder.claims(*claims)
 
 
 def build_figure1(builder: RowBuilder) -> list[Row]:
     cells = {key: builder.evidence.rank_by_layer(ROBERTA, key) for key in (REAL, WITH_MASKS, MASKS)}
-    rows = [row for key in cells for row in builder.layers(ROBERTA, key, RANK)]
+    rows = [row for key, of in cells.items() for row in builder.by_layer(ROBERTA, key, RANK, of.values())]
     gaps = [(layer, subtract(cells[WITH_MASKS][layer], real)) for layer, real in cells[REAL].items()]
     last = gaps[-1][1]
     *_, top = cells[MASKS].values()
@@ -101,7 +101,7 @@ def build_figure1(builder: RowBuilder) -> list[Row]:
         ('rank of the [MASK] vectors, last layer − embeddings', subtract(top, cells[MASKS][0])),
     ):
         rows.append(builder.value('RoBERTa', label, RANK, cell))
-    return rows + builder.claims(RANK, Claim('RoBERTa', 'rank with − without [MASK], last layer', last))
+    return rows + builder.claims(Claim('RoBERTa', 'rank with − without [MASK], last layer', RANK, last))
 
 
 def build_figure4(builder: RowBuilder) -> list[Row]:
@@ -124,15 +124,15 @@ def build_figure4(builder: RowBuilder) -> list[Row]:
             rows.append(builder.value(f'δ = {delta:g}', name, unit, cell, papers[delta]).at(delta, 'δ'))
         first, last = papers[0.0], papers[1.0]
         fall = None if first is None or last is None else round(last - first, 6)
-        margin = builder.rank_margin(cells[0.0]) if unit == RANK else None
+        margin, unit = (builder.rank_margin(cells[0.0]), RANK) if unit == RANK else (None, POINTS)
         for claim in (
-            Claim('δ = 1 − δ = 0', name, subtract(cells[1.0], cells[0.0]), fall, margin),
-            Claim('slope in δ', name, slope(list(cells.items())), margin=margin),
+            Claim('δ = 1 − δ = 0', name, unit, subtract(cells[1.0], cells[0.0]), fall, margin),
+            Claim('slope in δ', name, unit, slope(list(cells.items())), margin=margin),
         ):
-            claims += builder.claims(RANK if unit == RANK else POINTS, claim, expects_more=False)
+            claims += builder.claims(claim, expects_more=False)
     rows.append(builder.value('δ = 1 − RoBERTa', REAL, RANK, subtract(rank(ENCODER_WITH_MASK), rank(ROBERTA))))
     for delta, model in DELTAS:
-        excess = measure_mask_excess(builder.evidence, model)[-1]
+        excess = builder.evidence.mask_excess(model)[-1]
         rows.append(builder.value(f'δ = {delta:g}', OUTSIDE, 'share', excess).at(delta, 'δ'))
     return rows + claims
 
@@ -141,7 +141,7 @@ def build_figure5(builder: RowBuilder) -> list[Row]:
     evidence, rows = builder.evidence, []
     for model, keys in ((ROBERTA, (REAL, WITH_MASKS)), (MAE_LM, (REAL,))):  # MAE-LM's encoder has never seen a [MASK]
         for key in keys:
-            rows += builder.layers(model, key, RANK)
+            rows += builder.by_layer(model, key, RANK, evidence.rank_by_layer(model, key).values())
     task = columns_of(builder.scale, Role.mnli)[0].task
     for model in (MAE_LM, ROBERTA):
         for epoch, cell in evidence.finetuned_rank_curve(model, task).items():
@@ -150,26 +150,18 @@ def build_figure5(builder: RowBuilder) -> list[Row]:
 
 
 def build_subspace(builder: RowBuilder) -> list[Row]:
-    rows, claims = [], []
+    evidence, rows, claims = builder.evidence, [], []
     for model in BOTH:
         for key in ('mask_outside_share', 'real_outside_share', 'rank_one_residual'):
-            rows += builder.layers(model, key, 'share')
+            rows += builder.by_layer(model, key, 'share', evidence.rank_by_layer(model, key).values())
         for quantile in range(ANGLES):
-            rows += builder.layers(model, 'principal_angles_degrees', 'degrees', quantile)
-        gains = measure_mask_excess(builder.evidence, model)
+            angles = evidence.rank_by_layer(model, 'principal_angles_degrees', quantile).values()
+            rows += builder.by_layer(model, f'principal_angle_{quantile}', 'degrees', angles)
+        gains = evidence.mask_excess(model)
         rows += builder.by_layer(model, OUTSIDE, 'share', gains)
         if model is ROBERTA:  # MAE-LM's encoder has never read [MASK]
-            claims += builder.claims('share', Claim(model.label, f'{OUTSIDE}, last layer', gains[-1]))
+            claims += builder.claims(Claim(model.label, f'{OUTSIDE}, last layer', 'share', gains[-1]))
     return rows + claims
-
-
-def measure_mask_excess(evidence: Evidence, model: Model | Runs) -> list[Cell]:
-    """The share of the [MASK] vectors' energy outside the real tokens' leading directions, less the real tokens' own.
-
-    One cell for each layer. The leading directions hold at least 90 % of the real tokens' energy.
-    """
-    masks, real = (evidence.rank_by_layer(model, f'{kind}_outside_share') for kind in ('mask', 'real'))
-    return [subtract(masks[layer], real[layer]) for layer in real]
 
 
 def build_training(builder: RowBuilder) -> list[Row]:

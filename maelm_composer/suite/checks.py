@@ -7,7 +7,7 @@ from typing import Any
 from maelm_composer.checkpoints.find import read_record
 from maelm_composer.config import Precision, TaskSource
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.identity import describe_protocol, limit_length
+from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.records import UnfinishedPretraining, load_folder, parse_finetuning, parse_pretraining
 from maelm_composer.reporting.artefacts import DEMO, Model
 from maelm_composer.suite.steps import Kind, Step, Suite
@@ -35,7 +35,6 @@ def assert_one_protocol(suite: Suite, steps: Sequence[Step]) -> None:
     for step in steps:
         if step.kind is Kind.finetuning and step.model is not None:
             config = suite.load_finetuning(step.model, step.samples, step.tasks)
-            config = limit_length(config, suite.load_pretraining(step.model).model.max_seq_len)
             protocols |= {task: describe_protocol(replace(config, task=task)) for task in step.tasks}
             replaced |= {(step.model.run_name(suite.scale), step.samples, task) for task in step.tasks}
     for record in load_folder(suite.records / 'finetuning', parse_finetuning):

@@ -4,6 +4,7 @@ A machine's speed is published for GPUs and measured for a CPU.
 """
 
 import os
+import re
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -172,7 +173,7 @@ def describe_device(gpu: str | None = None, count: int | None = None) -> Device:
 
 def _find_kind(gpu: str) -> str | None:
     """The key of :data:`PEAKS` for the name that a GPU gives itself."""
-    return next((name for name in PEAKS if name in gpu.lower()), None)
+    return next((name for name in PEAKS if re.search(rf'{name}(?!\d)', gpu.lower())), None)  # an A1000 is no A100
 
 
 def _list_gpus() -> list[str]:

@@ -15,10 +15,18 @@ from maelm_composer.data.corpora import find_files
 from maelm_composer.data.manifest import MANIFEST, TOKENIZER, TOKENIZER_RECIPE
 from maelm_composer.data.storage import join, read_file
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.identity import describe_protocol, limit_length
+from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.model.cost import count_parameters
 from maelm_composer.processor import count_cores
-from maelm_composer.records import Finetuning, load_folder, load_record, parse_finetuning, parse_pretraining, parse_rank
+from maelm_composer.records import (
+    Finetuning,
+    RankRecord,
+    load_folder,
+    load_record,
+    parse_finetuning,
+    parse_pretraining,
+    parse_rank,
+)
 from maelm_composer.reporting.artefacts import ARTEFACTS, Artefact, Model
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.load import read_evidence
@@ -85,9 +93,11 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
     if suite.precision is Precision.auto:
         suite = replace(suite, precision=device.faster)
     evidence = device.select_same(read_evidence(suite.records, suite.scale))
-    planner = _Planner(suite, device, evidence, load_folder(suite.finetuning_folder, parse_finetuning))
+    finetunings = load_folder(suite.finetuning_folder, parse_finetuning)
+    planner = _Planner(suite, device, evidence, finetunings, load_folder(suite.rank_folder, parse_rank))
     steps = list_steps(suite, artefacts)
-    given_up = {model for step in steps if (model := step.model) is not None and find_divergence(suite, model)}
+    models = dict.fromkeys(step.model for step in steps if step.model is not None)
+    given_up = {model for model in models if find_divergence(suite, model)}
     return [planner.plan(step) for step in steps if step.model not in given_up]
 
 
@@ -192,7 +202,8 @@ class _Planner:
     suite: Suite
     device: Device
     evidence: Evidence  # of this kind of device
-    recorded: list[Finetuning]
+    finetunings: list[Finetuning]  # of all devices
+    ranks: list[RankRecord]
 
     def plan(self, step: Step) -> Item:
         match step:
@@ -233,11 +244,11 @@ class _Planner:
         config, path = self.suite.load_pretraining(model), self.suite.run_folder(model) / RECORD
         training = config.training
         flops, steps = count_training_flops(config), count_samples(training) // training.global_train_batch_size
-        used = replace(self, device=replace(self.device, count=fit_ranks(training, self.device.count)))
-        seconds, basis = used._estimate(step.kind, training.precision, flops)
+        count = fit_ranks(training, self.device.count)
+        seconds, basis = self._estimate(step.kind, training.precision, flops, count)
         runs = [run for run in self.evidence.runs.values() if run.training_precision is training.precision]
         if speeds := [speed for run in runs if (speed := self.device.read_speed(run))]:
-            seconds = flops / (median(speeds) * used.device.count)
+            seconds = flops / (median(speeds) * count)
             basis = f'measured speed, {median(speeds):.1e} FLOP/s'
         elif not self.device.is_cpu:
             seconds = max(seconds, steps * STEP_SECONDS)
@@ -248,18 +259,17 @@ class _Planner:
         checkpoints = saved if kept < 0 else min(saved, kept)
         disk = checkpoints * STATE_BYTES * sum(count_parameters(config.model).values())
         name = f'pretraining {config.run_name}'
-        return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, used.device.count, disk)
+        return Item(step, name, done, 1, {'': seconds * (1 - done)}, basis, count, disk)
 
     def _plan_rank(self, step: Step, model: Model) -> Item:
         config = self.suite.load_pretraining(model)
         flops = count_rank_flops(config.model, self.suite.settings.rank_tokens)
-        seconds, basis = self._estimate(step.kind, RANK_PRECISION, flops)
+        seconds, basis = self._estimate(step.kind, RANK_PRECISION, flops, 1)
         if measured := [record.seconds for record in self.evidence.ranks]:
             seconds, basis = median(measured), 'measured runs'
         seconds += START_SECONDS[step.kind]
         wanted = config.run_name, step.samples, self.suite.settings.rank_tokens, RANK_PRECISION.name
-        records = load_folder(self.suite.rank_folder, parse_rank)
-        found = [(r.checkpoint.run_name, r.checkpoint.samples, r.max_tokens, r.precision) for r in records]
+        found = [(r.checkpoint.run_name, r.checkpoint.samples, r.max_tokens, r.precision) for r in self.ranks]
         done = int(wanted in found)
         return Item(step, f'rank {config.run_name}', done, 1, {'': seconds * (1 - done)}, basis, num_devices=1)
 
@@ -276,9 +286,8 @@ class _Planner:
         for name in step.tasks:
             task = find_task(name, config.tasks)
             runs = count_runs(config, task)
-            fitted = limit_length(config, pretraining.model.max_seq_len)
             # A search of all points and seeds leaves more records than this one needs.
-            there = min(runs, self._count_recorded(fitted, task, pretraining.run_name, step.samples))
+            there = min(runs, self._count_recorded(config, task, pretraining.run_name, step.samples))
             if measured := [r.training_seconds + r.evaluation_seconds for r in comparable if r.task == name]:
                 seconds = runs * (mean(measured) + start) / slots
                 basis = 'measured runs'
@@ -287,7 +296,7 @@ class _Planner:
                     flops, fault = runs * count_finetuning_flops(config, pretraining.model, task), ''
                 except InputError as error:  # the rows are not on this machine; everything else can be planned
                     flops, fault = 0.0, f'not known: {error}'
-                seconds, basis = self._estimate(step.kind, config.precision, flops)
+                seconds, basis = self._estimate(step.kind, config.precision, flops, self.device.count)
                 seconds, basis = seconds + runs * start / slots, fault or basis
             left[name] = seconds * (1 - there / runs)
             done, total = done + there, total + runs
@@ -316,14 +325,10 @@ class _Planner:
                 and data_hash in (None, record.data_hash)
             )
 
-        return len({(record.point, record.seed) for record in filter(is_of_search, self.recorded)})
+        return len({(record.point, record.seed) for record in filter(is_of_search, self.finetunings)})
 
-    def _estimate(self, kind: Kind, precision: Precision, flops: float) -> tuple[float, str]:
-        """Seconds of computation on the whole machine, by the FLOPs model, and its description.
-
-        Ranks are measured on one device.
-        """
+    def _estimate(self, kind: Kind, precision: Precision, flops: float, count: int) -> tuple[float, str]:
+        """Seconds of computation on ``count`` devices, by the FLOPs model, and its description."""
         device, speed = self.device, getattr(self.device, precision.name)
         share = UTILIZATION[kind]['cpu' if device.is_cpu else 'gpu']
-        count = 1 if kind is Kind.rank else device.count
         return flops / (share * speed * count), f'FLOPs model, {share:.0%} of {speed:.1e} in {precision.name}'

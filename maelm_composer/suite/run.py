@@ -65,7 +65,7 @@ from maelm_composer.training.plan import fit_ranks
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_record import is_run_of
 
-CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv; figures draw at most 60
+CURVE_ROWS = 2000  # rows without a validation loss that are kept of a metrics.csv
 STOPPED = 'stopped; the same command resumes'
 # Called with a step and the seconds that it took; None if it failed, so that its model's other steps are not made.
 Note = Callable[[Step, float | None], None]
@@ -244,11 +244,13 @@ def _train(suite: Suite, model: Model, config: PretrainingConfig) -> None:
 
 def _launch(command: Sequence[str]) -> int:
     """Run Composer's launcher; its exit code. A signal to this process ends the launcher once its ranks have saved."""
-    with subprocess.Popen(command) as launcher:
+    # In a process group of its own: a Ctrl-C in the terminal would be a second signal, which ends the launcher's wait.
+    with subprocess.Popen(command, process_group=0) as launcher:
         try:
             return launcher.wait()
         except BaseException:
             launcher.send_signal(signal.SIGINT)  # upon which the launcher sends its ranks SIGTERM and waits for them
+            launcher.wait()
             raise
 
 
@@ -268,7 +270,7 @@ def collect_run(folder: Path, records: Path) -> None:
 def collect_finetunings(found: Sequence[Finetuning], records: Path) -> None:
     """Write the records of searches; other records of the same checkpoints and tasks are removed.
 
-    If every run of a search fails now, as for want of memory, finished records of the same search stay.
+    If every run of a search fails now, as for want of memory, finished records of the same points stay.
     """
     for record in found:
         path = records / 'finetuning' / f'{record.key}.json'
@@ -282,10 +284,10 @@ def collect_finetunings(found: Sequence[Finetuning], records: Path) -> None:
         _publish(path, named, parse_finetuning)
     keys, places = {record.key for record in found}, {_find_place(record) for record in found}
     finished = {_find_place(record) for record in found if record.status == 'finished'}
-    failed = {_name_search(record) for record in found if _find_place(record) not in finished}
+    failed = {_name_point(record) for record in found if _find_place(record) not in finished}
 
     def is_stale(old: Finetuning) -> bool:
-        survives = old.status == 'finished' and _name_search(old) in failed
+        survives = old.status == 'finished' and _name_point(old) in failed
         return _find_place(old) in places and old.key not in keys and not survives
 
     _remove(records / 'finetuning', parse_finetuning, is_stale)
@@ -296,7 +298,7 @@ def _find_place(record: Finetuning) -> tuple[str, str | None, int | None]:
     return record.task, record.checkpoint.run_name, record.checkpoint.samples
 
 
-def _name_search(record: Finetuning) -> str:
+def _name_point(record: Finetuning) -> str:
     """A search's point on one set of weights and rows; its seeds have one name."""
     return hash_json([record.task, record.checkpoint.hash, record.data_hash, record.protocol, asdict(record.point)])
 

@@ -13,6 +13,7 @@ from maelm_composer.checkpoints.names import name_checkpoint
 from maelm_composer.config import CorpusConfig, FinetuningConfig, Precision, PretrainingConfig, SuiteConfig
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_local, write_text
+from maelm_composer.finetuning.identity import limit_length
 from maelm_composer.precision import read_choice
 from maelm_composer.recipe import load_config, read_keys, split_arguments, to_yaml
 from maelm_composer.reporting.artefacts import ARTEFACTS, MAE_LM, OWN, Artefact, Demand, Model, artefacts_of, tasks_of
@@ -109,8 +110,8 @@ class Suite:
             InputError: as :func:`load_config`, or a pair of the settings names a key that makes the model what it is.
         """
         entries = self._list_entries(model)
+        self._refuse([*CHOSEN_OF_RUNS, *(() if model.seed is None else ('seed',))], entries)
         if (PretrainingConfig, entries) not in self._loaded:
-            self._refuse([*CHOSEN_OF_RUNS, *(() if model.seed is None else ('seed',))], entries)
             self._assert_no_overlay_is_undone(model)
         config: PretrainingConfig = self._load(PretrainingConfig, *entries)
         if config.init_from is not None:  # its path would be published
@@ -129,7 +130,7 @@ class Suite:
 
     def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
         """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``. Raises as :attr:`finetuning`."""
-        config = self.finetuning
+        config = limit_length(self.finetuning, self.load_pretraining(model).model.max_seq_len)
         return replace(
             config,
             checkpoint=str(self.run_folder(model) / name_checkpoint(samples)),
@@ -251,7 +252,7 @@ def choose_artefacts(suite: Suite, names: str) -> list[Artefact]:
         InputError: the suite has no such artefact.
     """
     found = {artefact.name: artefact for artefact in suite.artefacts}
-    chosen = [*filter(None, names.split(','))]
+    chosen = [*dict.fromkeys(filter(None, names.split(',')))]
     for name in chosen:
         if name not in found:
             hint = '; own needs tasks in a recipe of finetuning (docs/tasks.md)' if name == OWN.name else ''

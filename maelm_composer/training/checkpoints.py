@@ -9,8 +9,10 @@ import contextlib
 import copyreg
 import os
 import pickle
+import re
 import shutil
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,10 @@ import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
-from composer.utils.checkpoint import save_checkpoint
-from composer.utils.reproducibility import get_rng_state
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed import checkpoint as distributed
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -151,27 +152,23 @@ class CheckpointSaver(Callback):
 
     def _stage(self, state: State, staged: Path) -> None:
         """Write Composer's state, the weights alone (for fine-tuning and analysis) and the progress into ``staged``."""
-        is_first, is_first_here = dist.get_global_rank() == 0, dist.get_local_rank() == 0
+        is_first = dist.get_global_rank() == 0
         with fail_together():
             staged.mkdir(parents=True, exist_ok=True)  # several nodes may share the disk
-        if state.fsdp_sharded_state_dict_enabled:
-            with fail_together():
-                save_checkpoint(state, str(staged / STATE), ignore_keys=drop_unportable)
-        else:  # save_checkpoint would leave the other ranks in a barrier if the first one cannot write
-            content = {'state': state.state_dict(), 'rng': get_rng_state()}
-            drop_unportable(content)
-            with fail_together():
-                if is_first:
-                    with (staged / STATE).open('wb') as file:
-                        torch.save(content, file)
+        # Not by Composer's save_checkpoint, which leaves the other ranks in a barrier if one cannot write.
+        content = {'state': state.state_dict()}
+        drop_unportable(content)
+        with fail_together():
+            if state.fsdp_sharded_state_dict_enabled:
+                planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+                distributed.save(content, storage_writer=FileSystemWriter(staged / SHARDED_STATE), planner=planner)
+            elif is_first:
+                with (staged / STATE).open('wb') as file:
+                    torch.save(content, file)
         weights: dict[str, Any] = get_model_state_dict(
             state.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
         )
         with fail_together():
-            if is_first_here:
-                for shards in staged.glob('ep*-ba*'):
-                    with contextlib.suppress(FileNotFoundError):  # another node on the same disk has renamed it
-                        shards.rename(staged / SHARDED_STATE)
             if is_first:
                 if (metadata := staged / SHARDED_STATE / METADATA).exists():
                     make_portable(metadata)
@@ -181,22 +178,19 @@ class CheckpointSaver(Callback):
                 shutil.copyfile(self.folder.local / METRICS, staged / METRICS)
         hashes = {}
         with fail_together():
-            if is_first_here:
-                for path in staged.rglob('*'):
-                    if path.is_file():
-                        hashes[str(path.relative_to(staged))] = hash_file(path)
-                        _flush(path)
+            for path in staged.rglob('*'):
+                if path.is_file() and find_writer(path) == dist.get_global_rank():
+                    hashes[str(path.relative_to(staged))] = hash_file(path)
+                    _flush(path)
         parts = dist.all_gather_object(hashes)
         with fail_together():
             if is_first:
-                # On a shared disk another node may have read a file that this rank had not yet written.
-                every = {name: value for part in reversed(parts) for name, value in part.items()}
                 progress = {
                     'samples': state.timestamp.sample.value,
                     'batch': state.timestamp.batch.value,
                     'training_seconds': self.clock.seconds,
                     'device_seconds': self.clock.device_seconds,
-                    'hashes': dict(sorted(every.items())),
+                    'hashes': dict(sorted(ChainMap(*parts).items())),
                 }
                 write_json(staged / PROGRESS, progress)
                 _flush(staged / PROGRESS)
@@ -212,6 +206,12 @@ def fail_together() -> Iterator[None]:
             if str(error).startswith('DataLoader worker'):  # torch's handler of SIGCHLD raises wherever the rank is
                 raise
             raise InputError(describe_cause(error)) from error
+
+
+def find_writer(path: Path) -> int:
+    """The rank that wrote a file of a checkpoint: torch names the shards of rank 3 __3_0.distcp, __3_1.distcp, ..."""
+    shard = re.match(r'__(\d+)_', path.name)
+    return int(shard[1]) if shard else 0
 
 
 def _flush(path: Path) -> None:
@@ -248,12 +248,12 @@ def is_due(state: State, interval_samples: int) -> bool:
 def drop_unportable(checkpoint: dict[str, Any]) -> None:
     """Remove entries that depend on the loggers, the version of torch or the device, which may change between starts.
 
-    Nothing needs those of the device: fp32 weights have no loss scale, and every batch is seeded anew.
+    Nothing needs those of the device: fp32 weights have no loss scale, and every batch is seeded anew (``rng`` is of
+    earlier checkpoints).
     """
+    checkpoint.pop('rng', None)
     checkpoint['state'].pop('callbacks', None)
     checkpoint['state'].pop('scaler', None)  # without entries on a CPU, which a GPU refuses
-    for of_rank in checkpoint.get('rng', []):
-        of_rank.pop('cuda', None)
     for schedule in checkpoint['state'].get('schedulers', {}).values():
         schedule.pop('_is_initial', None)  # torch 2.7 lacks it; it is always False once the schedule exists
 

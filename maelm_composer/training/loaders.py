@@ -88,7 +88,7 @@ def build_evaluator(plan: Plan, collator: MaskingCollator) -> Evaluator:
     loader = DataLoader(subset, batch_size=plan.microbatch_size, sampler=sampler, **_loader_settings(collator))
     return Evaluator(
         label='eval',
-        dataloader=DataSpec(loader, get_num_tokens_in_batch=count_tokens),
+        dataloader=loader,
         # Validation at the last batch too, before its row of metrics.csv is written.
         eval_interval=lambda state, event: event is Event.BATCH_END and is_due(state, training.eval_interval_samples),
     )

@@ -50,5 +50,5 @@ def explaining(logger: LoggerDestination, name: str) -> LoggerDestination:
                 'or work without a network (WANDB_MODE=offline, or a folder as MLFLOW_TRACKING_URI)'
             ) from None
 
-    logger.init = explain  # type: ignore[method-assign, assignment] # a subclass would lose the state in earlier checkpoints
+    logger.init = explain  # type: ignore[method-assign, assignment]
     return logger

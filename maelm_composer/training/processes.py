@@ -25,11 +25,6 @@ T = TypeVar('T')
 FAILURE, SECONDS_BETWEEN_LOOKS, SECONDS_TO_END_BY_ITSELF = 'maelm/failure', 2, 5
 
 
-def collective_timeout(training: TrainingConfig) -> float:
-    """Seconds that a collective waits for the slowest rank, which may be downloading or waiting for an object store."""
-    return 1800 + 60 * training.max_outage_minutes
-
-
 def start_rank(training: TrainingConfig) -> Device:
     """Choose this rank's device and share of the cores, and connect the ranks if there are several.
 
@@ -62,7 +57,8 @@ def start_rank(training: TrainingConfig) -> Device:
     # Composer's default is TF32, but training.precision=fp32 promises fp32.
     device = DeviceGPU(allow_tf32=False) if gpus else DeviceCPU()
     if dist.get_world_size() > 1 or training.sharding is not Sharding.ddp:
-        dist.initialize_dist(device, timeout=collective_timeout(training))
+        # A collective waits for the slowest rank, which may be downloading or waiting for an object store.
+        dist.initialize_dist(device, timeout=1800 + 60 * training.max_outage_minutes)
     return device
 
 

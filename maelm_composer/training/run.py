@@ -55,7 +55,6 @@ from maelm_composer.training.optimizer import build_optimizer, build_schedule, r
 from maelm_composer.training.plan import Plan, count_training_flops
 from maelm_composer.training.processes import (
     RankWatch,
-    collective_timeout,
     raise_on_all_ranks,
     start_rank,
     take_from_first_rank,
@@ -169,12 +168,12 @@ class _Run:
             # Composer allows TF32 when it shards a model, but training.precision=fp32 promises fp32.
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         if state is not None:
-            self.folder.forget(state.parent)
+            self.folder.forget()
             restore_learning_rate(trainer.state.optimizers[0], trainer.state.schedulers[0])
         for destination in trainer.logger.destinations:
             if isinstance(destination, ProgressBarLogger):
                 destination.hparams_already_logged_to_console = True  # the start screen has shown them
-        trainer.logger.log_hyperparameters(self.identity)  # which no resumed run changes, as MLflow demands
+        trainer.logger.log_hyperparameters(self.identity)  # MLflow demands equal ones of a resumed run
         with explain_shortage(self.plan.microbatch_size):
             try:
                 trainer.fit()
@@ -184,8 +183,7 @@ class _Run:
     def finish(self) -> PretrainingRecord | None:
         """Print and return the record, to which the results are added unless it has them; None on the other ranks."""
         if self.was_complete:
-            assert self.start.state is not None
-            self.folder.forget(self.start.state.parent)
+            self.folder.forget()
         record = None
         with raise_on_all_ranks():
             if self.is_first:
@@ -289,10 +287,8 @@ class _Run:
             accumulate_train_batch_on_tokens=config.masking.rounds_at_random or self.collator.predicts_every_token,
             parallelism_config=ParallelismConfig(fsdp2=fsdp) if self.is_sharded else None,
             spin_dataloaders=False,
-            dist_timeout=collective_timeout(training),
             load_path=str(self.start.state) if self.start.state else None,
             load_ignore_keys=drop_unportable,
-            load_progress_bar=False,
         )
 
     def _begin_record(self) -> UnfinishedPretraining:

@@ -32,6 +32,7 @@ from maelm_composer.records import Pretraining, format_record
 from maelm_composer.training.processes import raise_on_all_ranks, take_from_first_rank
 
 ADDRESS = 'address'  # file that says where the checkpoints beside it are to be sent
+FETCHED = '.fetched'  # folder of a downloaded checkpoint
 
 
 class RunFolder:
@@ -50,9 +51,9 @@ class RunFolder:
         self.unsent: list[str] = []  # checkpoints of this process that the object store lacks; the same on every rank
 
     def assert_writable(self) -> None:
-        """Write a file; refuse a working copy in the folder of a local run."""
+        """Write a file; refuse a working copy in the folder of a local run, which alone has checkpoints there."""
         self.local.mkdir(parents=True, exist_ok=True)
-        if self.is_remote and (self.local / LATEST).is_symlink():
+        if self.is_remote and any(self.local.glob(f'{CHECKPOINT_PREFIX}*')):
             raise InputError(
                 f'{self.local} holds a local run, where the working copy of {self.uri} would be: '
                 'choose another run_name, or move the local run'
@@ -249,7 +250,7 @@ class RunFolder:
 
     def fetch(self, name: str) -> Path:
         """Return a checkpoint's local folder, downloaded to every node if need be. Called by every rank."""
-        folder = self.local / name
+        folder = self.local / FETCHED / name if self.is_remote else self.local / name
         with raise_on_all_ranks():
             if self.is_remote and dist.get_local_rank() == 0:
                 url = join(self.uri, name)
@@ -259,11 +260,11 @@ class RunFolder:
                     download(join(url, file), folder / file)
         return folder
 
-    def forget(self, checkpoint: Path) -> None:
+    def forget(self) -> None:
         """Delete the folder that :meth:`fetch` downloaded. Called by every rank."""
         dist.barrier()
         if self.is_remote and dist.get_local_rank() == 0:
-            shutil.rmtree(checkpoint, ignore_errors=True)  # several nodes may share the disk
+            shutil.rmtree(self.local / FETCHED, ignore_errors=True)  # several nodes may share the disk
 
 
 def _read_hashes(checkpoint: str) -> dict[str, str]:

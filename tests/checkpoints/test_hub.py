@@ -3,9 +3,7 @@
 import base64
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -118,42 +116,35 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_every_checkpoint_becomes_a_branch_and_the_newest_main(hub, run, tmp_path):
-    own = {
-        **{'HF_ENDPOINT': hub.url, 'HF_TOKEN': TOKEN, 'HF_HOME': str(tmp_path / 'home'), 'NO_PROXY': '127.0.0.1'},
-        'HF_HUB_DISABLE_XET': '1',
-    }
-    command = [sys.executable, '-m', 'maelm_composer.cli', 'export', run, 'exported', '--all-checkpoints']
-    done = subprocess.run(
-        [*command, '--push', REPO], cwd=tmp_path, env=os.environ | own, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ['exported: exported', f'pushed: {hub.url}/{REPO}']
-    (created,) = hub.created
-    assert (created['name'], created['organization']) == ('tiny', 'someone')
-    assert created.get('private') or created['visibility'] == 'private'  # by the version of huggingface_hub
-    folders = {name: read_files(tmp_path / 'exported' / name) for name in (EARLIER, CHECKPOINT)}
-    assert hub.branches == folders | {'main': folders[CHECKPOINT]}
-    assert hub.branches[EARLIER]['README.md'] != hub.branches['main']['README.md']
-
-
 @pytest.fixture
 def push(hub, run, tmp_path, monkeypatch, capsys):
-    """``push('exported')``: the exit code and the lines on standard error of a push from this process."""
+    """``push('exported')``: the exit code, the lines printed and the errors of a push from this process."""
     monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', hub.url)
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_DISABLE_XET', True)  # whose protocol the server lacks
     monkeypatch.setenv('NO_PROXY', '127.0.0.1')
     monkeypatch.setenv('HF_TOKEN', TOKEN)
     monkeypatch.chdir(tmp_path)
 
-    def call(folder: str, repo: str = REPO) -> tuple[int, list[str]]:
-        monkeypatch.setattr(sys, 'argv', ['maelm', 'export', run, folder, '--push', repo])
+    def call(folder: str, *options: str, repo: str = REPO) -> tuple[int, list[str], list[str]]:
+        monkeypatch.setattr(sys, 'argv', ['maelm', 'export', run, folder, *options, '--push', repo])
         with pytest.raises(SystemExit) as caught:
             cli.main()
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith('error')]
-        return caught.value.code or 0, lines
+        printed = capsys.readouterr()
+        errors = [line for line in printed.err.splitlines() if line.startswith('error')]
+        return caught.value.code or 0, printed.out.splitlines(), errors
 
     return call
+
+
+def test_every_checkpoint_becomes_a_branch_and_the_newest_main(hub, push, tmp_path):
+    lines = ['exported: exported', f'pushed: {hub.url}/{REPO}']
+    assert push('exported', '--all-checkpoints') == (0, lines, [])
+    (created,) = hub.created
+    assert (created['name'], created['organization']) == ('tiny', 'someone')
+    assert created.get('private') or created['visibility'] == 'private'  # by the version of huggingface_hub
+    folders = {name: read_files(tmp_path / 'exported' / name) for name in (EARLIER, CHECKPOINT)}
+    assert hub.branches == folders | {'main': folders[CHECKPOINT]}
+    assert hub.branches[EARLIER]['README.md'] != hub.branches['main']['README.md']
 
 
 def test_a_second_push_replaces_the_files_of_main_alone(hub, push, run, tmp_path):
@@ -168,7 +159,7 @@ def test_a_second_push_replaces_the_files_of_main_alone(hub, push, run, tmp_path
 
 def test_a_refused_or_unreachable_server_leaves_the_export(hub, push, tmp_path, monkeypatch):
     monkeypatch.setenv('HF_TOKEN', 'hf_wrong')
-    code, (line,) = push('refused')
+    code, _, (line,) = push('refused')
     assert code == 2
     for part in (
         '401',
@@ -179,12 +170,13 @@ def test_a_refused_or_unreachable_server_leaves_the_export(hub, push, tmp_path, 
     assert (tmp_path / 'refused/model.safetensors').exists()
     closed = f'http://127.0.0.1:{find_free_port()}'
     monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', closed)
-    code, (line,) = push('unreachable')
+    code, _, (line,) = push('unreachable')
     assert (code, f'at {closed}' in line) == (2, True)
     assert (tmp_path / 'unreachable/README.md').exists()
     assert hub.branches == {}
 
 
 def test_a_repository_without_its_owner_is_refused_before_the_export(push, tmp_path):
-    assert push('never', 'tiny') == (2, ['error: --push tiny: write it as user/name or organisation/name'])
+    error = 'error: --push tiny: write it as user/name or organisation/name'
+    assert push('never', repo='tiny') == (2, [], [error])
     assert not (tmp_path / 'never').exists()

@@ -1,6 +1,7 @@
 """A small corpus with the shapes that matter: short and long lines, documents of one line and of many."""
 
 import contextlib
+import functools
 import random
 import shutil
 import threading
@@ -46,6 +47,12 @@ def recipe(tmp_path: Path) -> CorpusConfig:
     return write_recipe(tmp_path)
 
 
+def s3_at(url: str) -> dict[str, str]:
+    """The environment in which ours find the S3 server at ``url``, and have some credentials."""
+    key = {'AWS_ACCESS_KEY_ID': 'someone', 'AWS_SECRET_ACCESS_KEY': 'secret'}
+    return {'S3_ENDPOINT_URL': url, 'AWS_DEFAULT_REGION': 'us-east-1', **key}
+
+
 @pytest.fixture(scope='session')
 def s3_server() -> Iterator[str]:
     """A real HTTP S3 endpoint on loopback, where ours look for it; gives its URL."""
@@ -55,10 +62,8 @@ def s3_server() -> Iterator[str]:
     server.start()
     host, port = server.get_host_and_port()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('S3_ENDPOINT_URL', f'http://{host}:{port}')
-        patch.setenv('AWS_ACCESS_KEY_ID', 'someone')
-        patch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
-        patch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
+        for name, value in s3_at(f'http://{host}:{port}').items():
+            patch.setenv(name, value)
         yield f'http://{host}:{port}'
     server.stop()
 
@@ -79,24 +84,33 @@ def ray_here(s3_server: str) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope='module')
-def built(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> str:
-    """The tokenizer and shards of ``recipe``, made once for a file of tests."""
-    from maelm_composer.data.shards import build_shards
-    from maelm_composer.data.tokenizer import build_tokenizer
+@pytest.fixture(scope='session')
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], str]:
+    """``build()``: a folder with the tokenizer and shards of ``recipe``, made by the first call.
 
-    config = write_recipe(tmp_path_factory.mktemp('built'))
-    build_tokenizer(config)
-    build_shards(config)
-    return config.remote
+    By a call, and so after the fixtures of its file: a Ray of ``ray_here`` is then used, and no other one is started.
+    """
+
+    @functools.cache
+    def build_once() -> str:
+        from maelm_composer.data.shards import build_shards
+        from maelm_composer.data.tokenizer import build_tokenizer
+
+        config = write_recipe(tmp_path_factory.mktemp('built'))
+        build_tokenizer(config)
+        with connect_ray(num_cpus=2):
+            build_shards(config)
+        return config.remote
+
+    return build_once
 
 
 @pytest.fixture
-def shards(recipe: CorpusConfig, built: str) -> CorpusConfig:
+def shards(recipe: CorpusConfig, build: Callable[[], str]) -> CorpusConfig:
     """The same recipe, its tokenizer and shards made: a copy, which a test may change."""
     from maelm_composer.data.manifest import load_manifest, save_manifest
 
-    shutil.copytree(built, recipe.remote)
+    shutil.copytree(build(), recipe.remote)
     manifest = load_manifest(recipe.remote)
     manifest.sources[0]['paths'] = recipe.sources[0].paths  # the one thing that depends on the folder
     save_manifest(recipe.remote, manifest)

@@ -1,8 +1,10 @@
 """Waiting while an object store does not answer."""
 
 import dataclasses
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -18,9 +20,17 @@ from maelm_composer.errors import InputError
 from tests.faulty_s3 import FaultyS3
 from tests.training.conftest import write_rows
 
-from .conftest import serve_s3
+from .conftest import s3_at, serve_s3
 
 
+@pytest.fixture
+def fast_clock(monkeypatch):
+    """Time goes by 20 times as fast for ``storage``: how long it waits between two tries is not tested with this."""
+    clock = SimpleNamespace(monotonic=lambda: 20 * time.monotonic(), sleep=lambda seconds: time.sleep(seconds / 20))
+    monkeypatch.setattr(storage, 'time', clock)
+
+
+@pytest.mark.usefixtures('fast_clock')
 @pytest.mark.parametrize('has_locks', [True, False])
 def test_a_call_is_tried_again_until_the_store_answers_with_or_without_locks(tmp_path, capsys, has_locks):
     """Only the lock's holder speaks; a file system without locks must not end the wait."""
@@ -44,11 +54,8 @@ def test_a_call_is_tried_again_until_the_store_answers_with_or_without_locks(tmp
 def test_a_bad_request_that_says_that_the_store_is_busy_is_an_outage(code, is_outage, monkeypatch):
     """S3 closes an upload that stands still with status 400."""
     with serve_s3(lambda path: (400, f'<Error><Code>{code}</Code></Error>'.encode())) as url:
-        monkeypatch.setenv('S3_ENDPOINT_URL', url)
-        monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'someone')
-        monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
-        monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
-        monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
+        for name, value in (s3_at(url) | {'AWS_MAX_ATTEMPTS': '1'}).items():
+            monkeypatch.setenv(name, value)
         with pytest.raises(InputError) as caught:
             read_file('s3://corpus/x')
     assert isinstance(caught.value, OutageError) == is_outage
@@ -63,9 +70,8 @@ def test_a_listing_has_all_its_pages(monkeypatch):
         return 200, f'<ListBucketResult>{page}<Contents><Key>x/{key}</Key></Contents></ListBucketResult>'.encode()
 
     with serve_s3(answer) as url:
-        for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
-            monkeypatch.setenv(name, 'testing')
-        monkeypatch.setenv('S3_ENDPOINT_URL', url)
+        for name, value in s3_at(url).items():
+            monkeypatch.setenv(name, value)
         assert list_names('s3://corpus/x') == ['a', 'b']
 
 
@@ -90,7 +96,7 @@ class Interrupted(FaultyS3):
         return super()._answer(environ, respond)
 
 
-def test_a_vocabulary_waits_until_the_store_answers(recipe, s3_server, monkeypatch):
+def test_a_vocabulary_waits_until_the_store_answers(recipe, s3_server, monkeypatch, fast_clock):
     server = Interrupted('/tokenizer/tokenizer.json', 3)
     monkeypatch.setenv('S3_ENDPOINT_URL', server.url)
     monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
@@ -105,7 +111,7 @@ def test_a_vocabulary_waits_until_the_store_answers(recipe, s3_server, monkeypat
     assert server.failed == 3
 
 
-def test_a_conversion_waits_until_the_store_answers(shards, monkeypatch):
+def test_a_conversion_waits_until_the_store_answers(shards, ray_here, monkeypatch):
     server = Interrupted('/train/00001/', 12)  # two workers of five attempts each have no try left
     monkeypatch.setenv('S3_ENDPOINT_URL', server.url)
     storage._s3_client.cache_clear()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from streaming import StreamingDataset
 
-from maelm_composer.config import DataConfig, TokenizerConfig
+from maelm_composer.config import CorpusConfig, DataConfig, TokenizerConfig
 from maelm_composer.data import shards as module
 from maelm_composer.data import storage
 from maelm_composer.data.dataset import PretrainingRows
@@ -30,6 +30,12 @@ from maelm_composer.recipe import to_yaml
 from tests.tiny import find_free_port
 
 from .conftest import write_documents
+
+
+@pytest.fixture
+def shards(ray_here: None, shards: CorpusConfig) -> CorpusConfig:
+    """Those of all tests, beside the Ray in which the tests of this file make others."""
+    return shards
 
 
 def read_files(remote: str, *folders: str) -> dict[str, bytes]:

@@ -198,7 +198,7 @@ def test_decoder_is_roberta_on_the_filled_row(attention, config, make_batch, bui
     batch = make_batch(settings, rows, encoder_mask_fraction=0.5)
     segments, table = batch.segment_ids, model.encoder.token_embeddings.weight
     memory_segments = take_padded(segments, batch.visible_index)
-    encoded = model.encoder(batch.input_ids, batch.position_ids, memory_segments)
+    encoded = model.encoder(batch.input_ids, batch.position_ids, memory_segments, has_gaps=True)
     is_allowed = segments[:, :, None] == segments[:, None, :]
     if attention is DecoderAttention.causal_cross:
         is_allowed = is_allowed.tril()

@@ -65,6 +65,17 @@ def test_kernel_is_its_plain_twin(name, is_compiled):
     assert all(gradient.abs().sum() > 0 for gradient in gradients[1])
 
 
+def test_a_compiled_backward_pass_rounds_no_gradient_of_the_default_vector_to_bf16():
+    vectors, default = draw(2, 3, 4).float(), draw(4).float().requires_grad_()
+    torch.compiler.reset()
+    kernel, cotangent, gradients = torch.compile(fill_row, backend='aot_eager'), draw(2, 7, 4).float(), []
+    for function in (kernel, plain_fill_row):
+        with torch.autocast('cpu', torch.bfloat16):
+            filled = function(vectors, default, POSITIONS, 7)
+        gradients += torch.autograd.grad(filled, default, cotangent)
+    assert_close(*gradients)
+
+
 @pytest.mark.parametrize('is_compiled', [False, True])
 def test_gradients_of_a_tied_table_repeat_bitwise_with_several_threads(is_compiled):
     """Many rows for each id, so that the order of the sums matters."""

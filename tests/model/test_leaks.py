@@ -23,7 +23,7 @@ assert_bitwise = partial(assert_close, rtol=0, atol=0)
 
 def encode(model, batch):
     segments = take_padded(batch.segment_ids, batch.visible_index)
-    return model.encoder(batch.input_ids, batch.position_ids, segments)
+    return model.encoder(batch.input_ids, batch.position_ids, segments, has_gaps=True)
 
 
 def change_masked_ids(rows, batch, vocab_size):

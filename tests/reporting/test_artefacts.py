@@ -24,8 +24,8 @@ from maelm_composer.reporting.artefacts import (
     columns_of,
     tasks_of,
 )
+from maelm_composer.reporting.load import load_published
 from maelm_composer.reporting.report import BUILDERS
-from maelm_composer.reporting.rows import load_published
 from maelm_composer.tasks.catalogue import GLUE, TASKS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -54,8 +54,8 @@ def test_both_models_stand_at_every_rung(rows):
     losses = find(rows, 'MAE-LM', 'eval_loss')
     assert losses[1e14].value == pytest.approx(3.91)
     assert 'no finished pretraining run ladder-3e14' in losses[3e14].note
-    # The loss falls by 0.01 a batch of two rows: the window that is a nat below the first, of 20, ends 100 later.
-    assert find(rows, 'MAE-LM', 'departure')[3e13].value == pytest.approx((20 + 100) * 2 * 128, abs=2 * 128)
+    # The loss falls by 0.01 a batch of two rows: the window of 20 that is a nat below the first is 101 to 120.
+    assert find(rows, 'MAE-LM', 'departure')[3e13].value == pytest.approx((101 + 120) / 2 * 2 * 128, abs=2 * 128)
 
 
 def test_differences_are_paired_and_their_growth_is_per_decade(rows):

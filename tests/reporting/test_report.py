@@ -120,7 +120,7 @@ def test_a_p_beside_the_level_does_not_look_like_it(p, text):
 )
 def test_a_difference_beside_zero_does_not_look_like_it(unit, value, low, high, text, interval):
     claim = Row('small', 'table1', 'MAE-LM − RoBERTa', 'rte', unit, value=value, low=low, high=high, verdict='holds: 3')
-    assert (format_value(claim, is_signed=True), format_interval(claim)) == (text, interval)
+    assert (format_value(claim), format_interval(claim)) == (text, interval)
 
 
 def test_a_scale_of_the_ladder_s_runs_says_whose_verdict_counts(archive):

@@ -289,8 +289,9 @@ def test_devices(monkeypatch):
     assert describe_device('h100', 1).select_same(of_a).runs == {}  # another kind, whose name contains this one
     assert describe_device('h100 pcie', 1).select_same(of_a).runs == runs
     names = 'a100, h100 pcie, h100 nvl, h100, h200'
-    with pytest.raises(InputError, match=f'GPU rtx: its peak is not known; choose one of {names}'):
-        describe_device('rtx', 1)
+    for gpu in ('rtx', 'NVIDIA RTX A1000'):  # no A100
+        with pytest.raises(InputError, match=f'GPU {gpu}: its peak is not known; choose one of {names}'):
+            describe_device(gpu, 1)
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
     with pytest.raises(InputError, match=f'this machine has no GPU: name the kind with --gpu, one of {names}'):
         describe_device(count=8)

@@ -115,9 +115,10 @@ def test_a_killed_suite_ends_with_the_same_records(tmp_path):
 
 
 LAUNCHER = """
-import sys, time
+import os, sys, time
 try:
-    open(sys.argv[1], 'w').close()
+    with open(sys.argv[1], 'w') as file:
+        file.write(str(os.getpgrp()))
     time.sleep(100)
 except KeyboardInterrupt:
     time.sleep(1)  # its ranks save
@@ -148,6 +149,7 @@ def test_a_stopped_suite_waits_for_the_ranks_of_its_launcher(tmp_path):
         thread.join()
         signal.signal(signal.SIGTERM, before)
     assert saved.exists()
+    assert int(begun.read_text()) != os.getpgrp()  # a Ctrl-C in the terminal reaches the suite alone
     assert run._launch([sys.executable, '-c', 'raise SystemExit(3)']) == 3
 
 

@@ -258,7 +258,7 @@ def test_bad_input_is_one_clear_line(demo, own, tmp_path):
         load_suite('demo', added=str(added)).load_finetuning(MAE_LM, 0, ())
     with pytest.raises(InputError, match="scale ladder has no artefact 'table1': there are ladder"):
         choose_artefacts(dataclasses.replace(demo, scale='ladder'), 'ladder,table1')
-    for names in ('table1,', ',table1'):
+    for names in ('table1,', ',table1', 'table1,table1'):
         assert [artefact.name for artefact in choose_artefacts(demo, names)] == ['table1']
     assert choose_artefacts(demo, ',') == choose_artefacts(demo, '')
     for option in ('work', 'results'):
@@ -324,14 +324,14 @@ def test_a_pair_that_the_suite_would_ignore_is_refused(tmp_path, pair, message):
     [
         ('pretraining: [run_name=mine]', 'run_name=mine'),
         ('pretraining_of: {roberta: [save_folder=mine]}', 'save_folder=mine'),
-        ('{pretraining: [seed=3], pretraining_seeds: [18]}', 'seed=3'),
+        ('{pretraining: [seed=3], pretraining_seeds_of: {table1: [18]}}', 'seed=3'),
     ],
 )
 def test_a_pair_of_pretraining_that_the_suite_would_ignore_is_refused(tmp_path, settings, pair):
     (tmp_path / 'added.yaml').write_text(settings)
     suite = load_suite('demo', added=tmp_path / 'added.yaml')
     with pytest.raises(InputError, match=f'^settings of demo: {pair}: the suite chooses this itself'):
-        list_steps(suite, choose_artefacts(suite, 'table1'))
+        list_steps(suite, choose_artefacts(suite, 'table2,table1'))
 
 
 def test_a_suite_can_be_run_anywhere(demo, tmp_path, monkeypatch):

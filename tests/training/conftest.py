@@ -1,7 +1,9 @@
 """Real shards and recipes, small enough that a whole run takes about a second."""
 
 import contextlib
+import functools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -12,18 +14,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import boto3
 import numpy as np
 import pytest
 import torch
 import yaml
+from composer.utils import dist
 from safetensors.torch import load_file
 from streaming import MDSWriter
 
 from maelm_composer.config import PretrainingConfig
+from maelm_composer.data import storage
 from maelm_composer.data.manifest import Manifest, SplitStatistics, save_manifest
 from maelm_composer.recipe import load_config
 from maelm_composer.training.callbacks import TIMED_COLUMNS, MetricsLog
+from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_record import read_metrics
+from tests.faulty_s3 import FaultyS3
 from tests.tiny import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,20 +84,42 @@ def shards(tmp_path_factory) -> Path:
     return write_rows(tmp_path_factory.mktemp('shards'))
 
 
-@pytest.fixture
-def workspace(tmp_path, monkeypatch, shards) -> Path:
-    """A folder to run in, with ``recipe.yaml`` and a cache of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv('MAELM_CACHE', str(tmp_path / 'cache'))
+def enter_workspace(folder: Path, shards: Path, patch: pytest.MonkeyPatch) -> Callable[..., PretrainingConfig]:
+    """Go to ``folder``, with ``recipe.yaml`` and a cache of its own, until ``patch`` is undone; returns ``recipe``."""
+    patch.chdir(folder)
+    patch.setenv('MAELM_CACHE', str(folder / 'cache'))
     recipe = RECIPE | {'data': RECIPE['data'] | {'remote': str(shards)}}
-    (tmp_path / 'recipe.yaml').write_text(yaml.safe_dump(recipe))
+    (folder / 'recipe.yaml').write_text(yaml.safe_dump(recipe))
+    return lambda *overrides: load_config(PretrainingConfig, [str(folder / 'recipe.yaml')], overrides)
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch, shards):
+    """``recipe('training.max_samples=64', ...)`` -> a checked config."""
+    return enter_workspace(tmp_path, shards, monkeypatch)
+
+
+@pytest.fixture
+def workspace(recipe, tmp_path) -> Path:
+    """A folder to run in, with ``recipe.yaml`` and a cache of its own."""
     return tmp_path
 
 
-@pytest.fixture
-def recipe(workspace):
-    """``recipe('training.max_samples=64', ...)`` -> a checked config."""
-    return lambda *overrides: load_config(PretrainingConfig, [str(workspace / 'recipe.yaml')], overrides)
+@pytest.fixture(scope='session')
+def train_once(tmp_path_factory, shards):
+    """``train_once('training.max_samples=64', ...)``: the folder of that run, which tests read or copy.
+
+    The first call trains it, so a test calls this before it changes anything or plans a signal.
+    """
+
+    @functools.cache
+    def train(*overrides: str) -> Path:
+        with pytest.MonkeyPatch.context() as patch:
+            config = enter_workspace(folder := tmp_path_factory.mktemp('once'), shards, patch)(*overrides)
+            pretrain(config)
+        return folder / config.save_folder
+
+    return train
 
 
 @pytest.fixture
@@ -192,6 +221,53 @@ def start():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def run_ranks(folder: Path, monkeypatch, run: Callable[[int], None], nodes: int = 1, per_node: int = 2) -> list[int]:
+    """Fork connected ranks; returns their exit codes. Their standard errors are files named 0, 1, ..."""
+    count = nodes * per_node
+    ranks = {'WORLD_SIZE': count, 'LOCAL_WORLD_SIZE': per_node}
+    ranks |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': find_free_port()}
+
+    def begin(rank: int) -> None:
+        with (folder / f'{rank}').open('w') as sys.stderr:
+            own = {'RANK': rank, 'LOCAL_RANK': rank % per_node, 'NODE_RANK': rank // per_node}
+            for name, value in (ranks | own).items():
+                monkeypatch.setenv(name, str(value))
+            dist.initialize_dist('cpu', timeout=60)
+            run(rank)
+
+    processes = [multiprocessing.get_context('fork').Process(target=begin, args=(rank,)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    for process in processes:
+        process.kill()  # one that is still alive, for which pytest would wait
+    return [process.exitcode for process in processes]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """An object store on loopback."""
+    server = FaultyS3()
+    monkeypatch.setenv('S3_ENDPOINT_URL', server.url)
+    for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
+        monkeypatch.setenv(name, 'testing')
+    monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
+    monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')  # what botocore waits between its own tries only takes time here
+    storage._s3_client.cache_clear()  # it keeps the endpoint that it was made for
+    yield server
+    server.stop()
+    storage._s3_client.cache_clear()
+
+
+@pytest.fixture
+def bucket(server):
+    """The client of that store, which has the bucket ``runs``."""
+    client = boto3.client('s3', endpoint_url=server.url)
+    client.create_bucket(Bucket='runs')
+    return client
 
 
 ISOLATED = ('unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh')

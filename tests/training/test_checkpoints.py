@@ -51,7 +51,7 @@ def test_a_checkpoint_holds_nothing_of_the_device(recipe):
     assert 'scaler' not in content['state']
     of_a_gpu = {'state': {'scaler': {'scale': 1.0}, 'run_name': 'x'}, 'rng': [{'torch': 1, 'cuda': 2}]}
     drop_unportable(of_a_gpu)
-    assert of_a_gpu == {'state': {'run_name': 'x'}, 'rng': [{'torch': 1}]}
+    assert of_a_gpu == {'state': {'run_name': 'x'}}
 
 
 def test_a_whole_checkpoint_names_nothing_that_torch_2_7_lacks(recipe):
@@ -69,16 +69,15 @@ def test_a_whole_checkpoint_names_nothing_that_torch_2_7_lacks(recipe):
     assert 'callbacks' not in state
 
 
-def test_a_run_goes_on_from_an_older_checkpoint(recipe, assert_same_run):
+def test_a_run_goes_on_from_an_older_checkpoint(recipe, train_once, assert_same_run):
     """As the message about a damaged one advises; the newer ones are made again."""
-    for name in ('whole', 'again'):
-        pretrain(recipe(f'run_name={name}'))
-    latest = Path('runs/again/latest')
+    shutil.copytree(train_once(), 'runs/recipe', symlinks=True)
+    latest = Path('runs/recipe/latest')
     (latest / 'model.safetensors').write_bytes(b'damaged')
     latest.unlink()
     latest.symlink_to(name_checkpoint(128))
-    pretrain(recipe('run_name=again'))
-    assert_same_run('runs/again', 'runs/whole')
+    pretrain(recipe())
+    assert_same_run('runs/recipe', train_once())
 
 
 def test_a_sharded_checkpoint_is_readable_on_torch_2_7_and_else_refused(recipe, start):

@@ -18,7 +18,7 @@ from maelm_composer.files import parse_json, write_json
 from maelm_composer.records import UnfinishedPretraining
 from maelm_composer.training.run import pretrain
 from tests.tiny import write_tokenizer
-from tests.training.conftest import N, V, forget_hashes
+from tests.training.conftest import N, V, enter_workspace, forget_hashes
 
 STILL = ('training.max_samples=16', 'optimizer.warmup_samples=16')  # one step, whose learning rate is 0
 FREE = ('model.initializer_range=0.5', 'model.relative_position_init=local', 'model.decoder.hidden_dropout_prob=0.2')
@@ -31,20 +31,27 @@ def write_words(folder: Path, first: int) -> None:
     write_tokenizer(folder, [' '.join(words * 2)], V, N)
 
 
+@pytest.fixture(scope='session')
+def prepared(tmp_path_factory, shards) -> Path:
+    """Two folders of shards, each with a tokenizer of its own, and ``first``, a finished run on the first of them."""
+    folder = tmp_path_factory.mktemp('prepared')
+    with pytest.MonkeyPatch.context() as patch:
+        recipe = enter_workspace(folder, shards, patch)
+        for name, number in (('shards', 0), ('others', 30_000)):
+            shutil.copytree(shards, name)
+            write_words(Path(name, 'tokenizer'), number)
+            digest = hashlib.sha256(Path(name, 'tokenizer/tokenizer.json').read_bytes()).hexdigest()
+            save_manifest(name, dataclasses.replace(load_manifest(name), tokenizer_hash=digest))
+        pretrain(recipe('save_folder=first', 'data.remote=shards', 'training.max_samples=64'))
+    return folder
+
+
 @pytest.fixture
-def begin(recipe, shards, tmp_path):
-    """``begin('second', 'init_from=first', ...)``: the recipe of a run in that folder; ``first`` is a finished run."""
-    for name, number in (('shards', 0), ('others', 30_000)):
-        shutil.copytree(shards, name)
-        write_words(Path(name, 'tokenizer'), number)
-        digest = hashlib.sha256(Path(name, 'tokenizer/tokenizer.json').read_bytes()).hexdigest()
-        save_manifest(name, dataclasses.replace(load_manifest(name), tokenizer_hash=digest))
-
-    def build(folder: str, *changes: str):
-        return recipe(f'save_folder={folder}', 'data.remote=shards', *changes)
-
-    pretrain(build('first', 'training.max_samples=64'))
-    return build
+def begin(recipe, prepared):
+    """``begin('second', 'init_from=first', ...)``: the recipe of a run beside a copy of ``prepared``."""
+    for name in ('shards', 'others', 'first'):
+        shutil.copytree(prepared / name, name, symlinks=True)
+    return lambda folder, *changes: recipe(f'save_folder={folder}', 'data.remote=shards', *changes)
 
 
 def read_weights(folder: str) -> dict[str, torch.Tensor]:
@@ -56,7 +63,7 @@ def read_weights(folder: str) -> dict[str, torch.Tensor]:
     [
         ('first', (), 'encoder, decoder, head'),
         ('first', FREE, 'encoder, decoder, head'),
-        ('first', ('model.decoder.intermediate_size=96',), 'encoder, head; fresh: decoder'),
+        ('first', ('model.decoder.num_attention_heads=4',), 'encoder, head; fresh: decoder'),
         ('first', PLAIN, 'encoder, head'),
         ('exported', (), 'encoder; fresh: decoder, head'),
     ],

@@ -1,18 +1,20 @@
 """Shards, checkpoints and resumption over HTTP, against a real S3 endpoint on loopback."""
 
+import gc
 import hashlib
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
-import boto3
 import pytest
+import torch
 from streaming import StreamingDataLoader
 
 from maelm_composer.checkpoints.names import name_checkpoint
@@ -24,33 +26,15 @@ from maelm_composer.data.storage import OutageError
 from maelm_composer.errors import InputError
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_folder import RunFolder
-from tests.faulty_s3 import FaultyS3
 from tests.tiny import find_free_port
-from tests.training.conftest import APART, ISOLATED, count_rows, two_machines
+from tests.training.conftest import APART, ISOLATED, count_rows, run_ranks, two_machines
 
 
 @pytest.fixture
-def server(monkeypatch):
-    server = FaultyS3()
-    monkeypatch.setenv('S3_ENDPOINT_URL', server.url)
-    for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
-        monkeypatch.setenv(name, 'testing')
-    monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
-    monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')  # what botocore waits between its own tries only takes time here
-    storage._s3_client.cache_clear()  # it keeps the endpoint that it was made for
-    yield server
-    server.stop()
-    storage._s3_client.cache_clear()
-
-
-@pytest.fixture
-def bucket(server, shards):
-    client = boto3.client('s3', endpoint_url=server.url)
-    client.create_bucket(Bucket='runs')
-    for path in shards.rglob('*'):
-        if path.is_file():
-            client.upload_file(str(path), 'runs', f'shards/{path.relative_to(shards)}')
-    return client
+def remote_shards(bucket, shards) -> str:
+    for path in filter(Path.is_file, shards.rglob('*')):
+        bucket.upload_file(str(path), 'runs', f'shards/{path.relative_to(shards)}')
+    return 's3://runs/shards'
 
 
 def test_a_checkpoint_that_leads_out_of_the_run_folder_is_refused(bucket, recipe):
@@ -66,9 +50,11 @@ def test_a_checkpoint_that_leads_out_of_the_run_folder_is_refused(bucket, recipe
             pretrain(recipe(*remote))
 
 
-def test_a_run_from_and_to_a_bucket_survives_the_loss_of_its_machine(bucket, recipe, signal_after, assert_same_run):
-    remote = ('data.remote=s3://runs/shards', 'save_folder=s3://runs/checkpoints', 'training.checkpoints_to_keep=2')
-    pretrain(recipe('save_folder=whole'))
+def test_a_run_from_and_to_a_bucket_survives_the_loss_of_its_machine(
+    bucket, remote_shards, recipe, train_once, signal_after, assert_same_run
+):
+    remote = (f'data.remote={remote_shards}', 'save_folder=s3://runs/checkpoints', 'training.checkpoints_to_keep=2')
+    whole = train_once()
     signal_after(11)
     with pytest.raises(SystemExit):
         pretrain(recipe(*remote))
@@ -80,7 +66,7 @@ def test_a_run_from_and_to_a_bucket_survives_the_loss_of_its_machine(bucket, rec
     assert {name for name in names if name.startswith('samples-')} == {'samples-000000000256', 'samples-000000000384'}
     assert names >= {'recipe.yaml', 'record.json', 'metrics.csv', 'latest'}
     assert not list(Path('runs/recipe').rglob('*samples-*'))  # the working copy keeps no checkpoint
-    assert_same_run('whole', fetch(bucket))
+    assert_same_run(whole, fetch(bucket))
 
 
 def list_names(bucket) -> set[str]:
@@ -121,9 +107,11 @@ def outage_between(server, at_row):
 
 
 @pytest.mark.parametrize('fault', ['refused', '503', 'lost'])
-def test_training_goes_on_through_an_outage(bucket, server, recipe, outage_between, assert_same_run, capsys, fault):
+def test_training_goes_on_through_an_outage(
+    bucket, server, recipe, train_once, outage_between, assert_same_run, capsys, fault
+):
     """Both checkpoints of the outage wait and are uploaded after it, the older one first."""
-    pretrain(recipe('save_folder=whole'))
+    whole = train_once()
     capsys.readouterr()
     outage_between(fault, 3, 24)
     pretrain(recipe('save_folder=s3://runs/checkpoints'))
@@ -135,7 +123,7 @@ def test_training_goes_on_through_an_outage(bucket, server, recipe, outage_betwe
         f'samples-{rows:012d}' for rows in (128, 256, 384)
     }
     assert not list(Path('runs/recipe').rglob('*samples-*'))
-    assert_same_run('whole', fetch(bucket))
+    assert_same_run(whole, fetch(bucket))
 
 
 @pytest.mark.slow
@@ -178,9 +166,9 @@ def test_two_nodes_save_to_one_bucket(bucket, server, recipe, start_nodes, asser
 
 @pytest.mark.parametrize('how', ['limit', 'signal'])
 def test_what_an_outage_kept_here_is_uploaded_by_the_next_start(
-    bucket, server, recipe, outage_between, signal_after, assert_same_run, capsys, how
+    bucket, server, recipe, train_once, outage_between, signal_after, assert_same_run, capsys, how
 ):
-    pretrain(recipe('save_folder=whole'))
+    whole = train_once()
     remote = 'save_folder=s3://runs/checkpoints'
     outage_between('503', 3)
     if how == 'limit':
@@ -196,6 +184,17 @@ def test_what_an_outage_kept_here_is_uploaded_by_the_next_start(
         told = said(capsys)
     kept = sorted(path.name for path in Path('runs/recipe/.unsent').glob('samples-*'))
     assert kept[-1] == name_checkpoint(int(re.search(wanted, told)[1]))
+    if how == 'limit':
+        assert_refused_and_kept(server, recipe, remote, kept)
+    end_outage(server)
+    pretrain(recipe(remote))
+    assert f'resuming from {int(kept[-1][8:])} samples' in said(capsys)
+    assert list_names(bucket) >= {*kept, 'samples-000000000384'}
+    assert_same_run(whole, fetch(bucket))
+
+
+def assert_refused_and_kept(server, recipe, remote: str, kept: list[str]) -> None:
+    """The next start is refused in the outage, and then elsewhere or with a damaged checkpoint; what waits is kept."""
     with pytest.raises(InputError, match='SlowDown'):
         pretrain(recipe(remote))  # which loses nothing
     assert sorted(path.name for path in Path('runs/recipe/.unsent').glob('samples-*')) == kept
@@ -211,28 +210,17 @@ def test_what_an_outage_kept_here_is_uploaded_by_the_next_start(
     with pytest.raises(InputError, match=rf'{weights.name} in a .unsent/{kept[-1]} is not of this checkpoint, or dam'):
         pretrain(recipe(remote))
     weights.write_bytes(content)
-    pretrain(recipe(remote))
-    assert f'resuming from {int(kept[-1][8:])} samples' in said(capsys)
-    assert list_names(bucket) >= {*kept, 'samples-000000000384'}
-    assert_same_run('whole', fetch(bucket))
 
 
-RECOVER = """
-import os, sys
-from composer.devices import DeviceCPU
-from composer.utils import dist
-from maelm_composer.training.run_folder import RunFolder
-dist.initialize_dist(DeviceCPU(), timeout=240)
-for folder in sys.argv[1:]:
-    os.chdir(f'{folder}/node{dist.get_global_rank()}')
-    try:
-        RunFolder('s3://runs/checkpoints', 'recipe').recover()
-    except ValueError as error:
-        print(error)
-"""
+def test_checkpoints_that_wait_on_some_nodes_are_uploaded_or_refused_and_never_deleted(bucket, tmp_path, monkeypatch):
+    def recover(rank: int) -> None:
+        for number in range(len(steps)):
+            os.chdir(tmp_path / f'{number}/node{rank}')
+            try:
+                RunFolder('s3://runs/checkpoints', 'recipe').recover()
+            except ValueError as error:
+                print(error, file=sys.stderr)
 
-
-def test_checkpoints_that_wait_on_some_nodes_are_uploaded_or_refused_and_never_deleted(bucket, tmp_path):
     contents = {'a': 'of rank 0', 'b': 'of rank 1'}
     contents['progress.json'] = json.dumps(
         {'hashes': {k: hashlib.sha256(v.encode()).hexdigest() for k, v in contents.items()}}
@@ -252,12 +240,10 @@ def test_checkpoints_that_wait_on_some_nodes_are_uploaded_or_refused_and_never_d
                 (waiting / file).write_text(contents[file])
             if waiting.exists():
                 (waiting.parent / 'address').write_text('s3://runs/checkpoints')
-    command = [sys.executable, '-c', RECOVER, *(f'{tmp_path}/{number}' for number in range(len(steps)))]
-    common = {'WORLD_SIZE': '2', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1'}
-    ours = os.environ | common | {'MASTER_PORT': str(find_free_port())}
-    started = [subprocess.Popen(command, env=ours | {'RANK': node}, stdout=subprocess.PIPE, text=True) for node in '01']
-    for process in started:
-        out, _ = process.communicate(timeout=300)
+    (errors := tmp_path / 'errors').mkdir()
+    assert run_ranks(errors, monkeypatch, recover, nodes=2, per_node=1) == [0, 0]
+    for rank in range(2):
+        out = (errors / f'{rank}').read_text()
         assert re.findall(r'(samples-\d+) lacks b, which', out) == [name_checkpoint(at) for at in (2, 2, 4)], out
     assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob('samples-*/*')} == {'0', '1'}
     sent = {f'checkpoints/{name_checkpoint(at)}/{file}' for at in (2, 3) for file in ('progress.json', 'a', 'b')}
@@ -270,15 +256,15 @@ def said(capsys) -> str:
 
 
 def test_access_denied_in_the_middle_ends_the_run_and_loses_nothing(
-    bucket, server, recipe, outage_between, assert_same_run
+    bucket, server, recipe, train_once, outage_between, assert_same_run
 ):
-    pretrain(recipe('save_folder=whole'))
+    whole = train_once()
     outage_between('403', 3)
     with pytest.raises(InputError, match=r's3://runs/checkpoints/\S+: access denied; check AWS_ACCESS_KEY_ID'):
         pretrain(recipe('save_folder=s3://runs/checkpoints'))
     end_outage(server)
     pretrain(recipe('save_folder=s3://runs/checkpoints'))
-    assert_same_run('whole', fetch(bucket))
+    assert_same_run(whole, fetch(bucket))
 
 
 def test_a_bucket_that_is_not_there_is_told_before_training(bucket, recipe):
@@ -296,8 +282,11 @@ def test_a_small_file_that_is_accepted_and_lost_is_noticed(bucket, server, works
     assert folder.read('manifest.json') == '{}'
 
 
-def test_a_working_copy_never_lies_over_a_local_run(bucket, recipe):
-    pretrain(recipe('training.max_samples=32', 'optimizer.warmup_samples=16'))
+@pytest.mark.parametrize('has_link', [True, False])
+def test_a_working_copy_never_lies_over_a_local_run(bucket, recipe, train_once, has_link):
+    shutil.copytree(train_once(), 'runs/recipe', symlinks=True)
+    if not has_link:  # as in a copy made by a tool that skips links
+        Path('runs/recipe/latest').unlink()
     before = {path: path.read_bytes() for path in Path('runs').rglob('*') if path.is_file()}
     with pytest.raises(InputError, match=r'runs/recipe holds a local run, where the working copy of s3://runs/x'):
         pretrain(recipe('save_folder=s3://runs/x'))
@@ -319,23 +308,32 @@ def read_rows(remote: str, workers: int, patience: float = 0.0) -> list[list[int
 
 
 @pytest.mark.parametrize('workers', [0, 2])
-def test_shards_are_waited_for(bucket, server, shards, workspace, monkeypatch, capfd, workers):
+@pytest.mark.usefixtures('workspace')
+def test_shards_are_waited_for(server, shards, remote_shards, monkeypatch, capfd, workers):
+    """The clock of the waits runs ten times as fast, in the loader's workers, forks of this process, too."""
     whole = read_rows(str(shards), workers)
+    clock = SimpleNamespace(monotonic=lambda: 10 * time.monotonic(), sleep=lambda seconds: time.sleep(seconds / 10))
+    monkeypatch.setattr(storage, 'time', clock)
     begin = dataset.VerifiedStream.set_up_local
 
     def begin_and_fail(stream, *arguments) -> None:  # the index has been read
         begin(stream, *arguments)
-        server.fault, server.times = '503', server.failed + 3
+        # So many that no worker meets its first one when the wait of the other is over: both would speak.
+        server.fault, server.times = '503', server.failed + 3 * max(workers, 1)
 
     monkeypatch.setattr(dataset.VerifiedStream, 'set_up_local', begin_and_fail)
-    assert read_rows('s3://runs/shards', workers, patience=1) == whole
+    assert read_rows(remote_shards, workers, patience=10) == whole
     lines = said(capfd)
     shard = r's3://runs/shards/train/shard.0000\d.mds.zstd'
-    assert len(re.findall(shard + ': .*SlowDown.*: trying again for 1 min', lines)) == 1
+    assert re.search(shard + ': .*SlowDown.*: trying again for 10 min', lines)
+    assert lines.count('trying again') == 1
     assert len(re.findall(shard + r' answers after \d+ s', lines)) == 1
     shutil.rmtree('cache')
     with pytest.raises(InputError, match='SlowDown'):
-        read_rows('s3://runs/shards', workers)
+        read_rows(remote_shards, workers)
+    # The loader waits so long for each worker that has failed, as soon as it is collected.
+    monkeypatch.setattr(torch.utils.data._utils, 'MP_STATUS_CHECK_INTERVAL', 0.1, raising=False)
+    gc.collect()
 
 
 @pytest.mark.parametrize('fault', ['damaged', 'cut'])

@@ -1,6 +1,5 @@
 """How the ranks of a run fail together."""
 
-import multiprocessing
 import os
 import re
 import select
@@ -9,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,34 +17,17 @@ from composer.utils import dist
 
 from maelm_composer.checkpoints.find import read_record
 from maelm_composer.errors import InputError
+from maelm_composer.training import ending, processes
 from maelm_composer.training.ending import end_before_training
 from maelm_composer.training.processes import RankWatch, start_rank
-from tests.tiny import find_free_port
-from tests.training.conftest import ISOLATED, count_rows, two_machines
+from tests.training.conftest import ISOLATED, count_rows, run_ranks, two_machines
 
 
-def run_ranks(folder: Path, monkeypatch, run: Callable[[int], None], nodes: int = 1, per_node: int = 2) -> list[int]:
-    """Fork connected ranks; returns their exit codes. Their standard errors are files named 0, 1, ..."""
-    count = nodes * per_node
-    ranks = {'WORLD_SIZE': count, 'LOCAL_WORLD_SIZE': per_node}
-    ranks |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': find_free_port()}
-
-    def begin(rank: int) -> None:
-        with (folder / f'{rank}').open('w') as sys.stderr:
-            own = {'RANK': rank, 'LOCAL_RANK': rank % per_node, 'NODE_RANK': rank // per_node}
-            for name, value in (ranks | own).items():
-                monkeypatch.setenv(name, str(value))
-            dist.initialize_dist('cpu', timeout=60)
-            run(rank)
-
-    processes = [multiprocessing.get_context('fork').Process(target=begin, args=(rank,)) for rank in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    for process in processes:
-        process.kill()  # one that is still alive, for which pytest would wait
-    return [process.exitcode for process in processes]
+@pytest.fixture
+def hasty(monkeypatch):
+    """The ranks, forks of this process, look for a failure of another node more often, and end sooner after one."""
+    monkeypatch.setattr(processes, 'SECONDS_BETWEEN_LOOKS', 0.1)
+    monkeypatch.setattr(processes, 'SECONDS_TO_END_BY_ITSELF', 0.3)
 
 
 @pytest.mark.parametrize('fails_in', ['a collective', 'the last barrier'])
@@ -58,7 +41,7 @@ def test_a_rank_waits_for_the_end_of_the_one_that_closed_its_connections(tmp_pat
             if rank == 0:
                 time.sleep(0.5)  # the other rank waits for this one by now
                 torch.distributed.destroy_process_group()
-                time.sleep(4)
+                time.sleep(2.8)  # more than the 2 s in which a failing rank looks for the cause of another error
                 os._exit(3)
             if fails_in == 'a collective':
                 dist.all_gather_object(rank)
@@ -91,6 +74,7 @@ def test_torchrun_s_nodes_are_ours_and_processes_that_do_not_know_each_other_are
         start_rank(training)
 
 
+@pytest.mark.usefixtures('hasty')
 @pytest.mark.parametrize('failing', [0, 1])
 def test_a_rank_that_waits_for_another_node_ends_with_the_line_of_that_node(tmp_path, monkeypatch, failing):
     def run(rank: int) -> None:
@@ -107,6 +91,7 @@ def test_a_rank_that_waits_for_another_node_ends_with_the_line_of_that_node(tmp_
     )
 
 
+@pytest.mark.usefixtures('hasty')
 def test_a_rank_that_is_killed_is_told_to_the_other_node_by_the_rank_beside_it(tmp_path, monkeypatch):
     def run(rank: int) -> None:
         with RankWatch().acting(end_before_training):
@@ -124,6 +109,9 @@ def test_a_rank_that_is_killed_is_told_to_the_other_node_by_the_rank_beside_it(t
 @pytest.mark.parametrize('launcher', ['waits', 'sends SIGTERM'])
 @pytest.mark.parametrize('killed', [0, 1])
 def test_a_rank_killed_before_the_training_is_named_by_the_other(tmp_path, monkeypatch, killed, launcher):
+    # Of two ranks no third one has to see which is left; long enough for a SIGTERM to come while that one speaks.
+    monkeypatch.setattr(ending, 'time', SimpleNamespace(sleep=lambda _: time.sleep(0.5)))
+
     def run(rank: int) -> None:
         watch = RankWatch()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Composer does

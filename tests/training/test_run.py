@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -92,10 +93,11 @@ def test_of_a_run_that_has_ended_nothing_is_kept(recipe):
     assert count_kept() <= before
 
 
-def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert_same_run, signal_after, capsys):
-    whole, stopped = recipe('run_name=whole'), recipe('run_name=stopped')
+def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(
+    recipe, train_once, assert_same_run, signal_after, capsys
+):
+    whole, stopped = train_once(), recipe('run_name=stopped')
     handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
-    pretrain(whole)
     # In the first and in the second pass over the rows, and after the last batch: a suite must not go on then.
     for rows, number in ((5, signal.SIGINT), (13, signal.SIGINT), (24, signal.SIGTERM)):
         signal_after(rows, number)
@@ -103,6 +105,8 @@ def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert
             pretrain(stopped)
         assert stop.value.code == 128 + number
         assert os.readlink('runs/stopped/latest') == name_checkpoint(16 * rows)
+        if rows == 13:
+            Path('runs/stopped/metrics.csv').unlink()  # the checkpoint has the rows of the log, too
     compare_runs(['runs/stopped'])
     out = ' '.join(capsys.readouterr().out.split())
     numbers, ending = r'\d+\.\d{4} 5\.00 \d\.\d{4} 24', 'SIGTERM: saved at 384 samples; the same command resumes'
@@ -113,7 +117,7 @@ def test_a_stop_signal_saves_and_the_run_ends_as_if_never_stopped(recipe, assert
     write_json(progress, before | {'device_seconds': before['device_seconds'] + 3600})  # as if on more ranks
     record = pretrain(stopped)
     assert record.device_hours == pytest.approx(record.training_seconds / 3600 + 1)
-    assert_same_run(Path(whole.save_folder), Path(stopped.save_folder))
+    assert_same_run(whole, stopped.save_folder)
 
 
 @pytest.mark.parametrize('unequal', ['masking.rounds_at_random=true', 'model.decoder.attention=causal_cross'])
@@ -231,11 +235,19 @@ def test_a_checkpoint_that_was_never_named_the_latest_costs_no_other(recipe):
     assert Path(config.save_folder, 'latest/model.safetensors').is_file()
 
 
+SHORT = ('training.max_samples=64', 'training.eval_interval_samples=64')
+
+
+@pytest.fixture
+def short_run(recipe, train_once) -> PretrainingConfig:
+    """The recipe of a finished run in ``runs/recipe``."""
+    shutil.copytree(train_once(*SHORT), 'runs/recipe', symlinks=True)
+    return recipe(*SHORT)
+
+
 @pytest.mark.parametrize('knows_hashes', [True, False])
 @pytest.mark.parametrize('name', ['model.safetensors', 'state.pt', 'progress.json'])
-def test_a_damaged_checkpoint_is_named(recipe, name, knows_hashes):
-    short = ('training.max_samples=64', 'training.eval_interval_samples=64')
-    pretrain(recipe(*short))
+def test_a_damaged_checkpoint_is_named(short_run, name, knows_hashes):
     path = Path('runs/recipe/latest', name)
     content = bytearray(path.read_bytes()[: None if knows_hashes else -100])
     if knows_hashes:
@@ -245,26 +257,14 @@ def test_a_damaged_checkpoint_is_named(recipe, name, knows_hashes):
         forget_hashes(path.parent)
     path.write_bytes(content)
     with pytest.raises(InputError, match=rf'samples-\d+/{name} is damaged.*to an older checkpoint'):
-        pretrain(recipe(*short))
+        pretrain(short_run)
 
 
 @pytest.mark.parametrize('name', ['state.pt', 'metrics.csv', 'progress.json'])
-def test_a_missing_file_of_a_checkpoint_is_named(recipe, name):
-    short = ('training.max_samples=64', 'training.eval_interval_samples=64')
-    pretrain(recipe(*short))
+def test_a_missing_file_of_a_checkpoint_is_named(short_run, name):
     Path('runs/recipe/latest', name).unlink()
     with pytest.raises(InputError, match=rf'samples-\d+/{name} is missing: point `latest` to an older'):
-        pretrain(recipe(*short))
-
-
-def test_the_log_is_resumed_from_the_checkpoint(recipe, signal_after, assert_same_run):
-    pretrain(recipe('save_folder=whole'))
-    signal_after(11)
-    with pytest.raises(SystemExit):
-        pretrain(recipe())
-    Path('runs/recipe/metrics.csv').unlink()
-    pretrain(recipe())
-    assert_same_run('whole', 'runs/recipe')
+        pretrain(short_run)
 
 
 @pytest.mark.parametrize(
@@ -282,14 +282,13 @@ def test_what_does_not_fit_is_one_line(recipe, override, message):
         pretrain(recipe(override))
 
 
+@pytest.mark.usefixtures('short_run')
 def test_a_folder_of_another_recipe_or_another_shape_is_refused(recipe):
-    short = ('training.max_samples=64', 'training.eval_interval_samples=64')
-    pretrain(recipe(*short))
     for path in Path('runs/recipe/record.json'), Path('runs/recipe/recipe.yaml'):
         with pytest.raises(InputError, match=r'holds a run with optimizer.learning_rate = 0.002, not 0.001'):
-            pretrain(recipe(*short, 'optimizer.learning_rate=0.001'))
+            pretrain(recipe(*SHORT, 'optimizer.learning_rate=0.001'))
         path.unlink()
-    wider = recipe(*short, 'model.decoder.intermediate_size=96')
+    wider = recipe(*SHORT, 'model.decoder.intermediate_size=96')
     path.write_text(to_yaml(wider))
     with pytest.raises(InputError, match=r'does not fit the recipe: decoder\.layers.* is \(64.*, \(96'):
         pretrain(wider)

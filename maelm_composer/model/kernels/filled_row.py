@@ -38,8 +38,8 @@ class _FilledRow(torch.autograd.Function):
         length = gradient.shape[1]
         is_dropped = (positions == length)[..., None]
         of_vectors = gradient[_number_rows(positions), positions.clamp(max=length - 1)].masked_fill(is_dropped, 0.0)
-        is_default = gradient.new_ones(len(positions), length + 1).scatter_(1, positions, 0.0)[:, :-1]
-        return of_vectors, is_default.flatten() @ gradient.flatten(0, 1), None, None
+        # Not as a matrix product with the default's positions, which autocast would round to bf16 when compiled.
+        return of_vectors, gradient.sum((0, 1)) - of_vectors.sum((0, 1)), None, None
 
 
 def _number_rows(positions: Tensor) -> Tensor:
