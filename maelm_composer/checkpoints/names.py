@@ -8,10 +8,11 @@
                                 progress.json: samples, batch, seconds, SHA-256 of the other files
     ranks/                      records of effective ranks (analysis/ranks.py)
     .unsent/                    checkpoints of the working copy that are not yet in the object store
+    .fetched/                   a checkpoint of the object store while a run loads it
 """
 
 RECIPE, RECORD, METRICS, LATEST = 'recipe.yaml', 'record.json', 'metrics.csv', 'latest'
-CHECKPOINT_PREFIX, UNSENT = 'samples-', '.unsent'
+CHECKPOINT_PREFIX, UNSENT, FETCHED = 'samples-', '.unsent', '.fetched'
 WEIGHTS, PROGRESS, STATE, SHARDED_STATE = 'model.safetensors', 'progress.json', 'state.pt', 'state'
 FINETUNED = 'finetuned.json'
 

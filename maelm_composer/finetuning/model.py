@@ -21,7 +21,9 @@ class FinetuningBatch(NamedTuple):
     is_candidate: Tensor | None = None  # (B, S), span task: an answer may start or end here; [CLS] is "no answer"
 
     def to(self, device: torch.device) -> 'FinetuningBatch':
-        return self._replace(**{name: value.to(device) for name, value in self._asdict().items() if value is not None})
+        return self._replace(
+            **{name: value.to(device, non_blocking=True) for name, value in self._asdict().items() if value is not None}
+        )
 
 
 def _compute_scores(output: nn.Linear, hidden: Tensor) -> Tensor:

@@ -34,7 +34,8 @@ class Decoder(Stack):
             inputs, positions, segments = row
         else:  # no position reads another one, so only the predicted ones are computed
             inputs, positions, segments = (take_positions(values, predicted) for values in row)
-        chosen = predicted if self.has_self_attention and not self.is_causal else None  # None: every position
+        # None: every position, which a causal decoder predicts (masking/collate.py).
+        chosen = predicted if self.has_self_attention and not self.is_causal else None
         memory, memory_bias = self._build_memory(encoded, segments, batch)
         return self.run_layers(self.add_positions(inputs, positions), positions, segments, chosen, memory, memory_bias)
 

@@ -152,8 +152,8 @@ def _name_rates(runs: Iterable[PretrainingRecord]) -> str:
 def _measure_departure(evidence: Evidence, model: Model | Runs) -> Cell:
     """Tokens to the middle of the first window whose mean training loss is a nat below that of the first; inf: never.
 
-    The head's bias starts at the unigram distribution, so the first window's loss is the unigram entropy. A window is
-    longer in a log that has fewer lines for its samples, its middle is not later.
+    The head's bias starts at the unigram distribution, so the first window's loss is the unigram entropy. A log with
+    fewer lines has longer windows, so it shows the point less exactly.
     """
 
     def find(run: PretrainingRecord) -> float | None:

@@ -52,10 +52,6 @@ class Group:
         )
         return list_differences(here, there)
 
-    def measure(self, name: str) -> Cell:
-        """One of the ladder's numbers."""
-        return NUMBERS[name][1](self.evidence, self.runs)
-
     def rank(self, layer: int | None = None) -> Cell:
         """The effective rank of the real tokens in one layer, by default the last."""
         return self.evidence.rank(self.runs, REAL, layer)
@@ -108,7 +104,8 @@ def _compare(builder: RowBuilder, each: Comparison) -> tuple[list[Row], Cell]:
         return rows, Cell(missing=each.missing)
     if not each.is_rungs:  # the ladder has its own
         rows += _measure(builder, f'{ROBERTA.label}, {each.label_of_roberta}', each.roberta)
-    losses = [group.measure(LOSS) for group in (each.mae_lm, each.roberta)]
+    _, read = NUMBERS[LOSS]
+    losses = [read(group.evidence, group.runs) for group in (each.mae_lm, each.roberta)]
     rows.append(builder.value(gap, LOSS, 'nats', subtract(*losses)))
     *lower, lead = [
         subtract_relative(each.mae_lm.rank(layer), each.roberta.rank(layer))

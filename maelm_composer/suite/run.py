@@ -250,7 +250,10 @@ def _launch(command: Sequence[str]) -> int:
             return launcher.wait()
         except BaseException:
             launcher.send_signal(signal.SIGINT)  # upon which the launcher sends its ranks SIGTERM and waits for them
-            launcher.wait()
+            try:
+                launcher.wait()
+            except BaseException:  # a second Ctrl-C, which ends the wait
+                launcher.send_signal(signal.SIGINT)
             raise
 
 

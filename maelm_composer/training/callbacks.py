@@ -32,7 +32,7 @@ UNTIMED_BATCHES = 3  # a process's first batches include compilation, allocation
 class BatchSeed(Callback):
     """Seed torch with (seed, batch, rank) before every batch, so that a resumed run draws the same dropout masks.
 
-    Composer 0.32.1 does not restore the states of the generators for a StreamingDataset.
+    Checkpoints hold no generator's state, since Composer 0.32.1 would not restore it for a StreamingDataset.
     """
 
     def __init__(self, seed: int) -> None:

@@ -32,7 +32,8 @@ from maelm_composer.training.processes import raise_on_all_ranks, take_from_firs
 from maelm_composer.training.run_folder import RunFolder
 
 OLDER = 'point `latest` to an older checkpoint, or choose another run_name'
-# What the state holds beside tensors and plain values: NumPy's generator, the version of torch, the time of training.
+# What a state holds beside tensors and plain values: the version of torch, the time of training; before 0.2 NumPy's
+# generator, too.
 ARRAY = np.zeros(1, np.uint32)
 STATE_TYPES: list[Any] = [np.ndarray, np.dtype, type(ARRAY.dtype), ARRAY.__reduce__()[0], TorchVersion, timedelta]
 # What the metadata of a sharded state names beside the classes of torch.distributed.checkpoint.metadata.

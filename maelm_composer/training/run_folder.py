@@ -11,7 +11,16 @@ from pathlib import Path
 from composer.utils import dist
 
 from maelm_composer.checkpoints.find import REMEDY, read_latest
-from maelm_composer.checkpoints.names import CHECKPOINT_PREFIX, LATEST, METRICS, PROGRESS, RECIPE, RECORD, UNSENT
+from maelm_composer.checkpoints.names import (
+    CHECKPOINT_PREFIX,
+    FETCHED,
+    LATEST,
+    METRICS,
+    PROGRESS,
+    RECIPE,
+    RECORD,
+    UNSENT,
+)
 from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import MANIFEST, TOKENIZER, read_tokenizer_files
 from maelm_composer.data.storage import (
@@ -32,7 +41,6 @@ from maelm_composer.records import Pretraining, format_record
 from maelm_composer.training.processes import raise_on_all_ranks, take_from_first_rank
 
 ADDRESS = 'address'  # file that says where the checkpoints beside it are to be sent
-FETCHED = '.fetched'  # folder of a downloaded checkpoint
 
 
 class RunFolder:
@@ -51,7 +59,7 @@ class RunFolder:
         self.unsent: list[str] = []  # checkpoints of this process that the object store lacks; the same on every rank
 
     def assert_writable(self) -> None:
-        """Write a file; refuse a working copy in the folder of a local run, which alone has checkpoints there."""
+        """Write a file; refuse a working copy in the folder of a local run, which has checkpoints beside its recipe."""
         self.local.mkdir(parents=True, exist_ok=True)
         if self.is_remote and any(self.local.glob(f'{CHECKPOINT_PREFIX}*')):
             raise InputError(

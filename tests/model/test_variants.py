@@ -172,12 +172,12 @@ def test_dropout_is_in_the_encoder_alone_and_only_in_training(make_batch, config
     settings.decoder.attention_probs_dropout_prob = default.decoder.attention_probs_dropout_prob
     model, batch = build_model(settings, seed=0), make_batch(settings)
     inputs = (batch.input_ids, batch.position_ids, take_padded(batch.segment_ids, batch.visible_index))
-    one, two = model.encoder(*inputs), model.encoder(*inputs)
+    one, two = model.encoder(*inputs, has_gaps=True), model.encoder(*inputs, has_gaps=True)
     assert not torch.equal(one, two)
     table = model.encoder.token_embeddings.weight
     assert_close(model.decoder(one, table, batch), model.decoder(one, table, batch), rtol=0, atol=0)
     model.eval()
-    assert_close(model.encoder(*inputs), model.encoder(*inputs), rtol=0, atol=0)
+    assert_close(model.encoder(*inputs, has_gaps=True), model.encoder(*inputs, has_gaps=True), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('rate', ['hidden_dropout_prob', 'attention_probs_dropout_prob'])
@@ -186,7 +186,7 @@ def test_each_dropout_rate_reaches_its_stack(rate, stack, config, make_batch):
     settings = config(**({rate: 0.5} if stack == 'encoder' else {'decoder': {rate: 0.5}}))
     model, batch = build_model(settings, seed=0), make_batch(settings)
     inputs = (batch.input_ids, batch.position_ids, take_padded(batch.segment_ids, batch.visible_index))
-    encoded = [model.encoder(*inputs) for _ in range(2)]
+    encoded = [model.encoder(*inputs, has_gaps=True) for _ in range(2)]
     decoded = [model.decoder(encoded[0], model.encoder.token_embeddings.weight, batch) for _ in range(2)]
     assert torch.equal(*encoded) == (stack == 'decoder')
     assert torch.equal(*decoded) == (stack == 'encoder')

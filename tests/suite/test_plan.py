@@ -9,7 +9,7 @@ import pytest
 from maelm_composer import cli
 from maelm_composer.config import Precision
 from maelm_composer.errors import InputError
-from maelm_composer.finetuning.identity import describe_protocol, limit_length
+from maelm_composer.finetuning.identity import describe_protocol
 from maelm_composer.masking.collate import build_collator
 from maelm_composer.masking.draw import count_visible
 from maelm_composer.model.cost import count_forward_flops
@@ -99,7 +99,8 @@ def make_matching(suite):
     """A record of MAE-LM's last checkpoint that counts."""
     config = dataclasses.replace(suite.load_finetuning(MAE_LM, 768, ['demo_pair']), task='demo_pair')
     (point,) = list_points(config, find_task('demo_pair'))
-    protocol = describe_protocol(limit_length(config, 64))  # the checkpoint's own length
+    protocol = describe_protocol(config)
+    assert protocol['max_seq_len'] == 64  # the checkpoint's own length
     return make_finetuning('demo_pair', 'demo', 768, point=dataclasses.asdict(point), protocol=protocol)
 
 
@@ -214,7 +215,7 @@ def test_an_own_task_costs_what_its_rows_do(own, tmp_path):
 
     config = dataclasses.replace(own.load_finetuning(MAE_LM, 768, []), task='reviews')
     (point,) = list_points(config, find_task('reviews', config.tasks))
-    settings = {'point': dataclasses.asdict(point), 'protocol': describe_protocol(limit_length(config, 64))}
+    settings = {'point': dataclasses.asdict(point), 'protocol': describe_protocol(config)}
     write_record(own.finetuning_folder / 'one.json', make_finetuning('reviews', 'demo', 768, **settings))
     assert {item.done for item in plan_suite(own, [OWN], SLOW) if 'reviews' in item.name} == {0}  # of other rows
     (tmp_path / 'dev.csv').unlink()

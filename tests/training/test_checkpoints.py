@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from composer.utils.reproducibility import get_rng_state
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 
@@ -49,6 +50,7 @@ def test_a_checkpoint_holds_nothing_of_the_device(recipe):
     pretrain(recipe('training.max_samples=64'))
     content = torch.load('runs/recipe/latest/state.pt', weights_only=False)
     assert 'scaler' not in content['state']
+    assert 'rng' not in content
     of_a_gpu = {'state': {'scaler': {'scale': 1.0}, 'run_name': 'x'}, 'rng': [{'torch': 1, 'cuda': 2}]}
     drop_unportable(of_a_gpu)
     assert of_a_gpu == {'state': {'run_name': 'x'}}
@@ -194,6 +196,8 @@ def test_a_whole_checkpoint_is_refused_for_sharded_weights_and_one_of_version_0_
     del progress['device_seconds']
     (latest / 'progress.json').write_text(json.dumps(progress | {'training_seconds': 3600}))
     (latest / 'metrics.csv').unlink()  # the log of the run folder alone has the rows
+    content = torch.load(latest / 'state.pt', weights_only=False)
+    torch.save(content | {'rng': get_rng_state()}, latest / 'state.pt')  # with arrays of NumPy
     assert find_resume_point(folder, model, is_sharded=False).device_seconds == 3600
     pretrain(recipe(*SHORT, *LONGER))
     rows = list(read_metrics(Path(config.save_folder, 'metrics.csv')))

@@ -1,8 +1,10 @@
 """Runs that start from the weights of another model (``init_from``)."""
 
 import dataclasses
+import functools
 import hashlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,25 +34,32 @@ def write_words(folder: Path, first: int) -> None:
 
 
 @pytest.fixture(scope='session')
-def prepared(tmp_path_factory, shards) -> Path:
-    """Two folders of shards, each with a tokenizer of its own, and ``first``, a finished run on the first of them."""
-    folder = tmp_path_factory.mktemp('prepared')
-    with pytest.MonkeyPatch.context() as patch:
-        recipe = enter_workspace(folder, shards, patch)
-        for name, number in (('shards', 0), ('others', 30_000)):
-            shutil.copytree(shards, name)
-            write_words(Path(name, 'tokenizer'), number)
-            digest = hashlib.sha256(Path(name, 'tokenizer/tokenizer.json').read_bytes()).hexdigest()
-            save_manifest(name, dataclasses.replace(load_manifest(name), tokenizer_hash=digest))
-        pretrain(recipe('save_folder=first', 'data.remote=shards', 'training.max_samples=64'))
-    return folder
+def prepare(tmp_path_factory, shards) -> Callable[[], Path]:
+    """A function, called in a test with its number of threads: the folder of two folders of shards, each with a
+    tokenizer of its own, and ``first``, a finished run on the first of them.
+    """
+
+    @functools.cache
+    def build() -> Path:
+        folder = tmp_path_factory.mktemp('prepared')
+        with pytest.MonkeyPatch.context() as patch:
+            recipe = enter_workspace(folder, shards, patch)
+            for name, number in (('shards', 0), ('others', 30_000)):
+                shutil.copytree(shards, name)
+                write_words(Path(name, 'tokenizer'), number)
+                digest = hashlib.sha256(Path(name, 'tokenizer/tokenizer.json').read_bytes()).hexdigest()
+                save_manifest(name, dataclasses.replace(load_manifest(name), tokenizer_hash=digest))
+            pretrain(recipe('save_folder=first', 'data.remote=shards', 'training.max_samples=64'))
+        return folder
+
+    return build
 
 
 @pytest.fixture
-def begin(recipe, prepared):
-    """``begin('second', 'init_from=first', ...)``: the recipe of a run beside a copy of ``prepared``."""
+def begin(recipe, prepare):
+    """``begin('second', 'init_from=first', ...)``: the recipe of a run beside a copy of what ``prepare`` makes."""
     for name in ('shards', 'others', 'first'):
-        shutil.copytree(prepared / name, name, symlinks=True)
+        shutil.copytree(prepare() / name, name, symlinks=True)
     return lambda folder, *changes: recipe(f'save_folder={folder}', 'data.remote=shards', *changes)
 
 
