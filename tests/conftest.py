@@ -2,6 +2,8 @@
 
 import gc
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,6 +45,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def wait_for() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """``wait_for(condition)``: poll it, at most four minutes, while nothing else has to go on in this thread.
+
+    A thread that still waits when its test is over ends, lest it act on the next test.
+    """
+    is_over = threading.Event()
+
+    def wait(holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 240
+        while not holds():
+            assert time.monotonic() < deadline
+            if is_over.wait(0.001):
+                raise SystemExit  # of a thread: silent
+
+    yield wait
+    is_over.set()
 
 
 def pack_row(block_lengths: Sequence[int], length: int, vocab_size: int, seed: int = 0) -> np.ndarray:

@@ -61,6 +61,7 @@ from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
 from maelm_composer.sweep.run import sweep
+from maelm_composer.training.ending import end_with_parent
 from maelm_composer.training.plan import fit_ranks
 from maelm_composer.training.run import pretrain
 from maelm_composer.training.run_record import is_run_of
@@ -243,9 +244,10 @@ def _train(suite: Suite, model: Model, config: PretrainingConfig) -> None:
 
 
 def _launch(command: Sequence[str]) -> int:
-    """Run Composer's launcher; its exit code. A signal to this process ends the launcher once its ranks have saved."""
+    """Run Composer's launcher; its exit code. The end of this process ends the launcher once its ranks have saved."""
     # In a process group of its own: a Ctrl-C in the terminal would be a second signal, which ends the launcher's wait.
-    with subprocess.Popen(command, process_group=0) as launcher:
+    end = partial(end_with_parent, signal.SIGINT)  # where this process is killed, as when its terminal is closed
+    with subprocess.Popen(command, process_group=0, preexec_fn=end) as launcher:
         try:
             return launcher.wait()
         except BaseException:

@@ -22,6 +22,7 @@ from maelm_composer.training.run_folder import RunFolder
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILED = 1 << 8  # larger than every signal's number
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+LIBC = ctypes.CDLL(None)
 
 
 class StopSignals:
@@ -63,10 +64,16 @@ class StopSignals:
             signal.signal(number, self._previous[number])
 
 
+def end_with_parent(number: int) -> None:
+    """Have the kernel send this process the signal ``number`` when its parent dies: a killed one cannot send any."""
+    if sys.platform == 'linux':
+        LIBC.prctl(PR_SET_PDEATHSIG, int(number))
+
+
 def end_with_launcher() -> None:
-    """Have the kernel send this rank a SIGTERM when its launcher dies, since a killed launcher cannot send one."""
-    if 'LOCAL_RANK' in os.environ and sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    """Where this process is a rank, :func:`end_with_parent` by the signal that a living launcher sends."""
+    if 'LOCAL_RANK' in os.environ:
+        end_with_parent(signal.SIGTERM)
 
 
 @contextlib.contextmanager

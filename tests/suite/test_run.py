@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -127,7 +128,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_suite_waits_for_the_ranks_of_its_launcher(tmp_path, number):
+def test_a_stopped_suite_waits_for_the_ranks_of_its_launcher(tmp_path, number, wait_for):
     begun, saved = tmp_path / 'begun', tmp_path / 'saved'
     command = [sys.executable, '-c', LAUNCHER, str(begun), str(saved)]
 
@@ -135,23 +136,32 @@ def test_a_stopped_suite_waits_for_the_ranks_of_its_launcher(tmp_path, number):
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def terminate() -> None:
-        while not begun.exists():
-            if is_over.wait(0.01):
-                return
+        wait_for(begun.exists)
         os.kill(os.getpid(), number)
 
-    before, is_over, thread = signal.signal(number, stop), threading.Event(), threading.Thread(target=terminate)
+    before, thread = signal.signal(number, stop), threading.Thread(target=terminate)
     thread.start()
     try:
         with pytest.raises((SystemExit, KeyboardInterrupt)):
             run._launch(command)
     finally:
-        is_over.set()
         thread.join()
         signal.signal(number, before)
     assert saved.exists()
     assert int(begun.read_text()) != os.getpgrp()  # a Ctrl-C in the terminal reaches the suite alone
     assert run._launch([sys.executable, '-c', 'raise SystemExit(3)']) == 3
+
+
+@pytest.mark.parametrize('number', [signal.SIGHUP, signal.SIGKILL])
+def test_the_launcher_of_a_killed_suite_ends(tmp_path, number, wait_for):
+    begun, saved = tmp_path / 'begun', tmp_path / 'saved'
+    command = [sys.executable, '-c', LAUNCHER, str(begun), str(saved)]
+    suite = multiprocessing.get_context('fork').Process(target=run._launch, args=(command,))
+    suite.start()
+    wait_for(begun.exists)
+    os.kill(suite.pid, number)
+    suite.join()
+    wait_for(saved.exists)
 
 
 def test_a_pretraining_that_fails_on_several_devices_leaves_the_published_records(demo, monkeypatch):

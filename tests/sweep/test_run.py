@@ -100,13 +100,6 @@ def start(folder):
         process.communicate()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, 'waited in vain'
-        time.sleep(0.02)
-
-
 def load_records(folder: str | Path) -> list[dict]:
     return [json.loads(path.read_text()) for path in sorted(Path(folder).glob('*.json'))]
 
@@ -290,7 +283,7 @@ def test_bad_input_is_said_before_any_run(recipe, override, message):
 
 
 @pytest.mark.slow
-def test_a_killed_driver_loses_no_more_than_the_runs_in_flight(undisturbed, start, recipe):
+def test_a_killed_driver_loses_no_more_than_the_runs_in_flight(undisturbed, start, recipe, wait_for):
     for least in (2, 6):
         driver = start('save_folder=driver')
         wait_for(lambda least=least: count_finished('driver') >= least)
@@ -334,7 +327,7 @@ def test_two_sweeps_at_once_share_the_runs(undisturbed, start, recipe):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_one_line_and_no_process_left(start):
+def test_ctrl_c_ends_with_one_line_and_no_process_left(start, wait_for):
     driver = start('save_folder=stopped')
     wait_for(lambda: count_finished('stopped') >= 2)
     processes = psutil.Process(driver.pid).children(recursive=True)  # Ray's servers and its workers

@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,25 +132,6 @@ def assert_same_run():
         assert untimed[0] == untimed[1]
 
     return compare
-
-
-@pytest.fixture
-def wait_for():
-    """``wait_for(condition)``: poll it, at most four minutes, while nothing else has to go on in this thread.
-
-    A thread that still waits when its test is over ends, lest it act on the next test.
-    """
-    is_over = threading.Event()
-
-    def wait(holds) -> None:
-        deadline = time.monotonic() + 240
-        while not holds():
-            assert time.monotonic() < deadline
-            if is_over.wait(0.001):
-                raise SystemExit  # of a thread: silent
-
-    yield wait
-    is_over.set()
 
 
 @pytest.fixture
