@@ -9,6 +9,7 @@ import yaml
 
 from maelm_composer.checkpoints.find import EncoderFolder, read_recipe
 from maelm_composer.checkpoints.pretrained import HUB_NAME, Pretrained
+from maelm_composer.config import PretrainingConfig
 from maelm_composer.data.manifest import Manifest, find_manifest
 from maelm_composer.data.storage import is_s3, read_file
 from maelm_composer.recipe import to_plain
@@ -63,7 +64,9 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     auto = name_auto_class(class_name)
     identity, config = pretrained.identity, pretrained.config
     assert config is not None
-    record, finetuned, manifest = found.read_record(), _read_finetuning(found), _read_manifest(found)
+    run = None if found.run is None else read_recipe(found)
+    record, finetuned = found.read_record(), _read_finetuning(found)
+    manifest = _find_manifest(found.run, run, record)
     facts = {
         'class': f'`{class_name}`, ' + ('of Transformers itself' if is_stock else '`modeling_maelm.py` in this folder'),
         'encoder': f'{config.num_hidden_layers} layers, width {config.hidden_size}, {config.max_seq_len} positions, '
@@ -81,12 +84,13 @@ def write_card(found: EncoderFolder, pretrained: Pretrained, description: Mappin
     sources = [] if manifest is None else manifest.sources
     datasets = [source['dataset'] for source in sources if _is_on_hub(source.get('dataset') or '')]
     metadata = [f'datasets: {json.dumps(datasets)}'] if datasets else []
-    base_model = description.get('checkpoint', {}).get('uri') or ''
+    origin = description.get('checkpoint', {})
+    base_model = '' if origin.get('run_name') else origin.get('uri') or ''  # a run of ours is not on the Hub
     metadata += [f'base_model: {base_model}'] if _is_on_hub(base_model) else []
     metadata += ['pipeline_tag: fill-mask', 'mask_token: "[MASK]"'] if auto == 'AutoModelForMaskedLM' else []
     recipe = {'model': description.get('config')}
-    if found.run is not None:
-        recipe = to_plain(read_recipe(found))
+    if run is not None:
+        recipe = to_plain(run)
         has_decoder = recipe['model']['decoder'] is not None
         metadata.append(f'tags: [{"mae-lm, " if has_decoder else ""}masked-language-modeling]')
         for private in ('run_name', 'save_folder', 'init_from', 'data'):  # local paths and buckets
@@ -144,14 +148,12 @@ def _describe_results(found: EncoderFolder, record: Pretraining | None, finetune
     return f'## Results\n\n| metric | value |\n|---|---|\n{rows}\n' if rows else ''
 
 
-def _read_manifest(found: EncoderFolder) -> Manifest | None:
+def _find_manifest(folder: str | None, run: PretrainingConfig | None, record: Pretraining | None) -> Manifest | None:
     """The manifest of the run's shards: in the run's folder, or beside local shards if those are still the run's."""
-    record = found.read_record()
-    if record is None or found.run is None:
+    if folder is None or run is None or record is None:
         return None
-    shards = read_recipe(found).data.remote
-    for folder in [found.run] if is_s3(shards) else [found.run, shards]:
-        manifest = find_manifest(folder)
+    for place in [folder] if is_s3(run.data.remote) else [folder, run.data.remote]:
+        manifest = find_manifest(place)
         if manifest is not None and manifest.content_hash == record.data_hash:
             return manifest
     return None

@@ -14,11 +14,17 @@ from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.checkpoints import modeling_maelm
 from maelm_composer.checkpoints.card import name_auto_class, write_card
-from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, list_checkpoints, read_weights
+from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, list_checkpoints, take_part
 from maelm_composer.checkpoints.huggingface import export_encoder
 from maelm_composer.checkpoints.names import WEIGHTS
-from maelm_composer.checkpoints.pretrained import Pretrained, hide_bars, load_pretrained, set_to_masked_text
-from maelm_composer.data.storage import is_s3
+from maelm_composer.checkpoints.pretrained import (
+    HEAD,
+    Pretrained,
+    hide_bars,
+    load_ours,
+    read_special_tokens,
+    set_to_masked_text,
+)
 from maelm_composer.data.tokenizer import make_template, write_tokenizer
 from maelm_composer.errors import InputError
 from maelm_composer.files import apply_umask, assert_local, assert_writable, raising_os_errors, writing_folder
@@ -42,7 +48,7 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
     """Write ``folder`` with config, safetensors, tokenizer and a model card. A failure leaves no partial folder.
 
     Args:
-        checkpoint: a checkpoint of ours, as in :func:`load_pretrained`. MAE-LM's decoder and head are not exported;
+        checkpoint: a checkpoint of ours, as in :func:`find_encoder`. MAE-LM's decoder and head are not exported;
             plain MLM's head is.
         all_checkpoints: write a folder ``folder``/<name> for each checkpoint of the run.
 
@@ -64,7 +70,7 @@ def export(checkpoint: str, folder: str, all_checkpoints: bool = False) -> dict[
     assert_writable(target.parent)
     found = find_encoder(checkpoint)
     if found is None:
-        is_there = is_s3(checkpoint) or Path(checkpoint).exists()
+        is_there = Path(checkpoint).exists()
         raise InputError(
             f'{checkpoint!r} {"is not an encoder of ours" if is_there else "does not exist"}: '
             'name a run folder, a checkpoint or a fine-tuned model'
@@ -116,15 +122,14 @@ def push(revisions: Mapping[str, Path], repo: str) -> str:
 
 
 def _write_folder(found: EncoderFolder, folder: Path) -> None:
-    pretrained = load_pretrained(found.uri)
+    pretrained, weights = load_ours(found)
     description = found.read_description() if found.run is None else {}
-    model = build_stock_model(pretrained, description, read_weights(found, 'head.')[0])
+    model = build_stock_model(pretrained, description, take_part(weights, HEAD))
     tokenizer = pretrained.tokenizer
     if found.run is not None:  # as `maelm fill`, so that the encoders of all variants read a text alike
         set_to_masked_text(tokenizer)
     else:
-        tokenizer.split_special_tokens = False  # Hugging Face's convention: "[MASK]" in a text is the mask token
-        tokenizer.backend_tokenizer.encode_special_tokens = False
+        read_special_tokens(tokenizer, as_text=False)
     tokenizer.model_max_length = description.get('max_seq_len', pretrained.max_seq_len)  # rows as the model was scored
     if tokenizer.num_special_tokens_to_add(pair=True) != SPECIALS_OF_PAIR:  # BERT's has one [SEP] within a pair
         tokenizer = _set_to_our_rows(tokenizer)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -83,7 +83,7 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
         uri = os.path.abspath(uri)  # the parent of a checkpoint is its run
     while not is_remote and Path(uri).is_symlink() and uri not in seen:  # a link may lead to `latest`
         seen.add(uri)
-        uri = os.path.join(os.path.dirname(uri) or '.', os.readlink(uri))
+        uri = os.path.join(os.path.dirname(uri) or '.', os.readlink(uri)).rstrip('/')
     names = list_names(uri)
     if FINETUNED in names:
         return EncoderFolder(uri, None)
@@ -109,15 +109,19 @@ def read_latest(run: str) -> str | None:
     A copy of a local run, made by a tool that skips links, has no ``latest``; its checkpoints are whole.
 
     Raises:
-        InputError: ``latest`` is a folder, as in a copy made by a tool that follows links, or names no checkpoint in
-            ``run``.
+        InputError: ``latest`` is a folder, as in a copy made by a tool that follows links, or has another name than
+            that of a checkpoint in ``run``.
     """
     uri, is_remote = join(run, LATEST), is_s3(run)
+    name = None
     if not is_remote and os.path.islink(uri):
-        return os.path.basename(os.readlink(uri))
-    content = read_file(uri) if is_remote or Path(uri).is_file() else None  # a file: copied from an object store
-    if content is not None:
-        name = content.decode(errors='replace').strip()
+        target = os.path.normpath(os.path.join(run, os.readlink(uri)))
+        is_own = os.path.realpath(os.path.dirname(target)) == os.path.realpath(run)
+        name = os.path.basename(target) if is_own else target
+    elif is_remote or Path(uri).is_file():  # a file: copied from an object store
+        content = read_file(uri)
+        name = None if content is None else content.decode(errors='replace').strip()
+    if name is not None:
         if not name.startswith(CHECKPOINT_PREFIX) or '/' in name:
             raise InputError(f'{uri} must hold the name of a checkpoint in {run}, not {name!r}: look there')
         return name
@@ -180,8 +184,8 @@ def read_model_config(checkpoint: EncoderFolder) -> ModelConfig:
     return read_recipe(checkpoint).model
 
 
-def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, 'Tensor'], str]:
-    """The tensors whose names begin with ``prefix``, by the rest of their names, and the file's SHA-256 (hex).
+def read_weights(checkpoint: EncoderFolder) -> tuple[dict[str, 'Tensor'], str]:
+    """The tensors by name, and the file's SHA-256 (hex).
 
     Raises:
         InputError: the file is missing or damaged.
@@ -194,11 +198,15 @@ def read_weights(checkpoint: EncoderFolder, prefix: str) -> tuple[dict[str, 'Ten
             raise InputError(f'{uri} is damaged: its SHA-256 is not the one written beside it; {REMEDY}')
         try:
             with safe_open(path, 'pt') as file:
-                names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
-                weights = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except SafetensorError as error:
             raise InputError(f'{uri} is not a whole safetensors file: {error}; {REMEDY}') from None
     return weights, digest
+
+
+def take_part(weights: Mapping[str, 'Tensor'], part: str) -> dict[str, 'Tensor']:
+    """The ``weights`` of ``part`` ("encoder", "decoder", "head") by their names in it."""
+    return {name.removeprefix(f'{part}.'): value for name, value in weights.items() if name.startswith(f'{part}.')}
 
 
 def read_recipe(checkpoint: EncoderFolder) -> PretrainingConfig:
@@ -213,7 +221,10 @@ def read_recipe(checkpoint: EncoderFolder) -> PretrainingConfig:
     with _as_local_file(uri) as path:
         if b'${' in path.read_bytes():
             raise InputError(f'{uri} contains ${{...}}: a recipe that a run has written does not')
-        return load_config(PretrainingConfig, [str(path)])
+        try:
+            return load_config(PretrainingConfig, [str(path)])
+        except InputError as error:
+            raise InputError(f'{uri}: {str(error).removeprefix(f"{path}: ")}') from None
 
 
 @contextlib.contextmanager

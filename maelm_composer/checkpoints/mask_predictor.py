@@ -52,7 +52,7 @@ class MaskPredictor:
         recipe = read_recipe(found)
         tokenizer = read_tokenizer(found, recipe.model)
         set_to_masked_text(tokenizer)
-        model = build(MaskedLanguageModel, recipe.model, read_weights(found, '')[0], checkpoint)
+        model = build(MaskedLanguageModel, recipe.model, read_weights(found)[0], checkpoint)
         model.to(find_device())
         return cls(model, tokenizer, build_collator(recipe), recipe.model.max_seq_len)
 

@@ -27,6 +27,7 @@ from maelm_composer.checkpoints.find import (
     read_model_config,
     read_recipe,
     read_weights,
+    take_part,
 )
 from maelm_composer.checkpoints.modeling_maelm import MaelmConfig, MaelmModel
 from maelm_composer.config import Implementation, ModelConfig
@@ -36,7 +37,7 @@ from maelm_composer.errors import InputError, first_line
 from maelm_composer.model.encoder import Encoder
 from maelm_composer.records import EncoderIdentity
 
-ENCODER = 'encoder.'
+ENCODER, HEAD = 'encoder', 'head'  # the modules whose weights a checkpoint holds
 Module = TypeVar('Module', bound=nn.Module)
 # By default Transformers asks on a terminal whether to run a folder's code.
 NO_CODE: dict[str, Any] = {'trust_remote_code': False}
@@ -81,14 +82,19 @@ def load_pretrained(
         return _load_huggingface(checkpoint, implementation, dropout)
     if implementation is Implementation.huggingface:
         raise InputError(f'{checkpoint} is a checkpoint of ours: implementation huggingface needs an exported folder')
-    config = read_model_config(found)
+    return load_ours(found, dropout)[0]
+
+
+def load_ours(checkpoint: EncoderFolder, dropout: float | None = None) -> tuple[Pretrained, dict[str, Tensor]]:
+    """:func:`load_pretrained` of a checkpoint of ours; and all of its weights by name, since the file is large."""
+    config = read_model_config(checkpoint)
     if dropout is not None:
         config = dataclasses.replace(config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    tokenizer = read_tokenizer(found, config)
-    weights, digest = read_weights(found, ENCODER)
-    encoder = build(Encoder, config, weights, checkpoint)
-    identity = _identify(found.uri, digest, _read_origin(found))
-    return Pretrained(encoder, config.hidden_size, config.max_seq_len, tokenizer, identity, config)
+    tokenizer = read_tokenizer(checkpoint, config)
+    weights, digest = read_weights(checkpoint)
+    encoder = build(Encoder, config, take_part(weights, ENCODER), checkpoint.uri)
+    identity = _identify(checkpoint.uri, digest, _read_origin(checkpoint))
+    return Pretrained(encoder, config.hidden_size, config.max_seq_len, tokenizer, identity, config), weights
 
 
 def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrainedTokenizerFast:
@@ -103,7 +109,8 @@ def read_tokenizer(checkpoint: EncoderFolder, config: ModelConfig) -> PreTrained
         folder = join(read_recipe(checkpoint).data.remote, TOKENIZER)
         files = read_tokenizer_files(folder)
     if TOKENIZER_FILE not in files:
-        raise InputError(f"{checkpoint.tokenizer} is not there: copy the tokenizer of the run's shards to this folder")
+        origin = "the run's shards" if checkpoint.run is not None else 'the encoder that was fine-tuned'
+        raise InputError(f'{checkpoint.tokenizer} is not there: copy the tokenizer of {origin} to this folder')
     with tempfile.TemporaryDirectory() as scratch:
         for name, content in files.items():
             Path(scratch, name).write_bytes(content)
@@ -239,11 +246,16 @@ def _set_dropout(name: str, config: PretrainedConfig, dropout: float) -> None:
 
 def _set_to_raw_text(tokenizer: Any) -> PreTrainedTokenizerFast:
     """Let the tokenizer read special tokens' names as ordinary characters, and neither truncate nor pad."""
-    tokenizer.split_special_tokens = True
-    tokenizer.backend_tokenizer.encode_special_tokens = True
+    read_special_tokens(tokenizer, as_text=True)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
+
+
+def read_special_tokens(tokenizer: PreTrainedTokenizerFast, as_text: bool) -> None:
+    """Let the tokenizer read "[MASK]" in a text as six characters, or else, Hugging Face's convention, as the token."""
+    tokenizer.split_special_tokens = as_text
+    tokenizer.backend_tokenizer.encode_special_tokens = as_text
 
 
 def set_to_masked_text(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -252,8 +264,7 @@ def set_to_masked_text(tokenizer: PreTrainedTokenizerFast) -> None:
     A text without [MASK] keeps its ids. ByteLevel's own prefix space would also be added after each [MASK], reading
     "[MASK]." as "[MASK] ."; Metaspace's is added at the start of the text alone.
     """
-    tokenizer.split_special_tokens = False
-    tokenizer.backend_tokenizer.encode_special_tokens = False
+    read_special_tokens(tokenizer, as_text=False)
     start = pre_tokenizers.Metaspace(replacement=' ', prepend_scheme='first', split=False)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [start, pre_tokenizers.ByteLevel(add_prefix_space=False)]

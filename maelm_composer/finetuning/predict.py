@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from maelm_composer.checkpoints.find import find_encoder, read_weights
-from maelm_composer.checkpoints.pretrained import find_misfit, load_pretrained
+from maelm_composer.checkpoints.find import find_encoder, take_part
+from maelm_composer.checkpoints.pretrained import HEAD, find_misfit, load_ours
 from maelm_composer.config import Precision, SpanConfig, TaskKind
 from maelm_composer.console import tell
 from maelm_composer.device import explain_shortage, find_device
@@ -65,12 +65,12 @@ def predict_file(
     assert_writable(target.parent)
     choice = choose(precision, '--precision')
     tell(choice.notice)
-    pretrained = load_pretrained(saved_model)
+    pretrained, weights = load_ours(found)
     model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, dropout=0.0, seed=0).to(find_device())
-    weights = read_weights(found, 'head.')[0]
-    if misfit := find_misfit({name: tuple(value.shape) for name, value in weights.items()}, model.head):
+    head = take_part(weights, HEAD)
+    if misfit := find_misfit({name: tuple(value.shape) for name, value in head.items()}, model.head):
         raise InputError(f'{saved_model}: the head does not match finetuned.json: {misfit}')
-    model.head.load_state_dict(weights)
+    model.head.load_state_dict(head)
     max_seq_len = description.get('max_seq_len', pretrained.max_seq_len)
     span = fit_span(SpanConfig(**description.get('span', {})), max_seq_len)
     inputs = encode(rows, task, pretrained.tokenizer, max_seq_len, span)

@@ -7,8 +7,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from maelm_composer.checkpoints.find import find_encoder, read_weights
-from maelm_composer.checkpoints.pretrained import ENCODER, find_misfit, load_pretrained, set_to_masked_text
+from maelm_composer.checkpoints.find import find_encoder, take_part
+from maelm_composer.checkpoints.pretrained import ENCODER, find_misfit, load_ours, load_pretrained, set_to_masked_text
 from maelm_composer.config import DecoderConfig, Implementation, ModelConfig, PretrainingConfig
 from maelm_composer.data.manifest import TOKENIZER, TOKENIZER_FILE, read_tokenizer_files
 from maelm_composer.data.special_tokens import SPECIAL_TOKENS
@@ -42,21 +42,23 @@ def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) 
         InputError: ``init_from`` cannot be read, or has another encoder or tokenizer than the recipe and its shards.
     """
     assert config.init_from is not None
-    source = load_pretrained(config.init_from, Implementation.ours)
+    found = find_encoder(config.init_from)
+    if found is None:
+        source, weights = load_pretrained(config.init_from, Implementation.ours), {}
+    else:
+        source, weights = load_ours(found)
     assert source.config is not None
     _assert_same_tokenizer(config, source.tokenizer.backend_tokenizer)  # the reason for another vocab_size, too
     if (name := _find_difference(config.model, source.config)) is not None:
         here, there = (getattr(stack, name) for stack in (config.model, source.config))
         raise InputError(f'model.{name} is {here}, but init_from {config.init_from} has {there}')
-    weights = {f'{ENCODER}{name}': value for name, value in source.encoder.state_dict().items()}
-    found = find_encoder(config.init_from)
-    if found is not None and found.run is not None:  # the head of a fine-tuned model is that of its task
-        weights = read_weights(found, '')[0]
+    if found is None or found.run is None:  # the head of a fine-tuned model is that of its task
+        weights = {f'{ENCODER}.{name}': value for name, value in source.encoder.state_dict().items()}
     ours, theirs = config.model.decoder, source.config.decoder
     is_same_decoder = ours is not None and theirs is not None and _find_difference(ours, theirs) is None
     taken, fresh = [], []
     for part, module in model.named_children():
-        own = {name[len(part) + 1 :]: value for name, value in weights.items() if name.startswith(f'{part}.')}
+        own = take_part(weights, part)
         shapes = {name: tuple(value.shape) for name, value in own.items()}
         if find_misfit(shapes, module) is None and (part != 'decoder' or is_same_decoder):
             module.load_state_dict(own)

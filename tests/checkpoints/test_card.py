@@ -17,11 +17,12 @@ def test_the_card_names_the_encoder_on_the_hub(make_run, tmp_path):
     path = Path(fine_tune(make_run('roberta'), 'mnli', tmp_path)[0], 'finetuned.json')
     described = json.loads(path.read_text())
     del described['checksum']
-    described['checkpoint']['uri'] = 'someone/roberta'
-    path.write_text(json.dumps(described))
-    export(str(path.parent), str(tmp_path / 'exported'))
-    card = (tmp_path / 'exported/README.md').read_text()
-    assert yaml.safe_load(card.split('---')[1])['base_model'] == 'someone/roberta'
+    for run_name, base_model in ((None, 'someone/roberta'), ('roberta', None)):  # a run's relative path looks alike
+        described['checkpoint'] |= {'uri': 'someone/roberta', 'run_name': run_name}
+        path.write_text(json.dumps(described))
+        export(str(path.parent), str(tmp_path / f'of {run_name}'))
+        card = (tmp_path / f'of {run_name}/README.md').read_text()
+        assert yaml.safe_load(card.split('---')[1]).get('base_model') == base_model
 
 
 def test_the_card_says_what_is_known_and_no_address(make_run, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from maelm_composer.checkpoints.find import find_encoder, list_checkpoints, list_outdated
+from maelm_composer.checkpoints.find import EncoderFolder, find_encoder, list_checkpoints, list_outdated, read_latest
 from maelm_composer.checkpoints.pretrained import load_pretrained
 from maelm_composer.config import Implementation
 from maelm_composer.data.storage import upload, write_file
@@ -150,6 +150,18 @@ def test_a_link_to_a_link_stands_for_the_checkpoint(run, tmp_path):
     assert (Path(found.uri).name, Path(found.run)) == (CHECKPOINT, run)
 
 
+def test_a_link_made_by_hand_may_end_with_a_slash_and_stays_in_its_run(run, tmp_path):
+    (tmp_path / 'best').symlink_to(f'{run / CHECKPOINT}/')
+    assert find_encoder(str(tmp_path / 'best')) == EncoderFolder(str(run / CHECKPOINT), str(run))
+    for target in (f'{CHECKPOINT}/', f'./{CHECKPOINT}', f'{run / CHECKPOINT}/'):
+        (run / 'latest').unlink()
+        (run / 'latest').symlink_to(target)
+        assert read_latest(str(run)) == CHECKPOINT
+    shutil.copytree(run, tmp_path / 'other', symlinks=True)  # its link leads to the first run
+    with pytest.raises(InputError, match=r'other/latest must hold the name of a checkpoint in .*other, not .*run'):
+        read_latest(str(tmp_path / 'other'))
+
+
 def test_a_fine_tuned_model_gives_its_encoder(run, tmp_path):
     folder = tmp_path / 'finetuned' / 'rte-0'
     folder.mkdir(parents=True)
@@ -248,6 +260,12 @@ class TestBadCheckpoints:
         path = run / 'recipe.yaml'
         path.write_text(path.read_text().replace('remote: ', 'remote: ${oc.env:HOME}/'))
         with pytest.raises(InputError, match=r'recipe\.yaml contains \$\{\.\.\.\}'):
+            load_pretrained(str(run))
+
+    def test_a_recipe_of_another_version(self, run):
+        path = run / 'recipe.yaml'
+        path.write_text(path.read_text().replace('intermediate_size: 64', 'intermediate_size: 0'))
+        with pytest.raises(InputError, match=r'run/recipe\.yaml: model\.intermediate_size'):
             load_pretrained(str(run))
 
     def test_a_tokenizer_of_another_size(self, run):
