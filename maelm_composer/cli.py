@@ -158,7 +158,10 @@ def sweep(recipe: Recipe) -> None:
     raise typer.Exit(sweep_and_print(config))
 
 
-Checkpoint = Annotated[str, typer.Argument(help='A run folder, local or s3://, or a Hugging Face encoder.')]
+Checkpoint = Annotated[
+    str,
+    typer.Argument(help='A run folder or a checkpoint, local or s3://, a fine-tuned model, or a Hugging Face encoder.'),
+]
 
 
 @app.command()

@@ -5,6 +5,7 @@ and ``influences``. In version 2 a run without one of these fields has no such v
 """
 
 import base64
+import functools
 import importlib.metadata
 import json
 import os
@@ -333,6 +334,7 @@ def collect_provenance(config: Any) -> Provenance:
     )
 
 
+@functools.cache  # the files may change while this process goes on with the code that it has imported
 def _git_revision() -> str | None:
     root = Path(__file__).resolve().parent.parent
     if not (root / '.git').exists():

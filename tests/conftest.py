@@ -48,18 +48,18 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def wait_for() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """``wait_for(condition)``: poll it, at most four minutes, while nothing else has to go on in this thread.
+def wait_for() -> Iterator[Callable[..., None]]:
+    """``wait_for(condition, every)``: poll it, at most four minutes, while nothing else has to go on in this thread.
 
     A thread that still waits when its test is over ends, lest it act on the next test.
     """
     is_over = threading.Event()
 
-    def wait(holds: Callable[[], object]) -> None:
+    def wait(holds: Callable[[], object], every: float = 0.001) -> None:
         deadline = time.monotonic() + 240
         while not holds():
             assert time.monotonic() < deadline
-            if is_over.wait(0.001):
+            if is_over.wait(every):
                 raise SystemExit  # of a thread: silent
 
     yield wait

@@ -1,12 +1,16 @@
 """Records are read as they were written, and a file that is none is refused by name and field."""
 
 import json
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from maelm_composer.config import SourceConfig
 from maelm_composer.errors import InputError
 from maelm_composer.records import (
+    collect_provenance,
     format_record,
     load_record,
     parse_finetuning,
@@ -47,6 +51,12 @@ def test_a_new_record_has_a_version_and_survives_its_file(kind, tmp_path):
     written = json.loads((tmp_path / 'x.json').read_text())
     assert len(written.pop('checksum')) == 64
     assert written == plain | {'version': 2}
+
+
+def test_records_name_the_source_that_the_process_began_with(monkeypatch):
+    begun = collect_provenance(SourceConfig()).git_revision
+    monkeypatch.setattr(subprocess, 'run', lambda *_, **options: SimpleNamespace(stdout='committed meanwhile'))
+    assert collect_provenance(SourceConfig()).git_revision == begun != 'committed meanwhile'
 
 
 @pytest.mark.parametrize('name', ['../x', '/tmp/x', '.x', ''])

@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from maelm_composer.analysis.measures import THRESHOLD, Gram, RankOneResidual, measure_principal_angles
-from maelm_composer.analysis.rows import RowSource, find_shards, find_text, iterate_views
+from maelm_composer.analysis.rows import TOKENS_PER_BATCH, RowSource, find_shards, find_text, iterate_views
 from maelm_composer.checkpoints.find import find_encoder, read_recipe
 from maelm_composer.checkpoints.pretrained import Pretrained, load_pretrained
 from maelm_composer.config import DataConfig, Implementation, Precision, SourceConfig
@@ -99,8 +99,14 @@ def analyze_ranks(
     if path.exists():  # of equal weights, perhaps made or moved again
         return load_record(path, parse_rank).model_copy(update={'checkpoint': pretrained.identity})
     assert_writable(path.parent)
-    start = time.monotonic()
-    layers = _accumulate(pretrained, source, options)
+    start, provenance = time.monotonic(), collect_provenance(options)
+    try:
+        layers = _accumulate(pretrained, source, options)
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f'{TOKENS_PER_BATCH:,} tokens in one forward pass do not fit into the memory of {name_device()}: end what '
+            'else uses this GPU, or give CUDA_VISIBLE_DEVICES= to measure on the CPU'
+        ) from error
     record = RankRecord(
         key=key,
         checkpoint=pretrained.identity,
@@ -112,7 +118,7 @@ def analyze_ranks(
         hidden_size=pretrained.hidden_size,
         device=name_device(),
         seconds=time.monotonic() - start,
-        provenance=collect_provenance(options),
+        provenance=provenance,
     )
     write_record(path, record)
     return record

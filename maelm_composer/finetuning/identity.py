@@ -21,7 +21,7 @@ from maelm_composer.tasks.examples import fit_span
 
 PROTOCOL = (
     *('evaluation', 'max_seq_len', 'precision', 'dropout', 'adam_beta1', 'adam_beta2', 'adam_eps', 'weight_decay'),
-    *('clip_norm', 'measures_rank'),
+    *('clip_norm', 'measures_rank'),  # the rank decides no score, but a run without it must be made again
 )
 UNDECIDING = ('files', 'group')  # in no key or record: the data hash covers the files, a group names a search space
 KEY_LENGTH = 16

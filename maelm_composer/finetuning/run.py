@@ -62,6 +62,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
         return record
 
     assert_writable(folder)
+    description = describe_run(config, key, pretrained.identity, data.hash)
     keep_freed_memory()
     tokenizer = pretrained.tokenizer
     inputs = encode(data.train, task, tokenizer, config.max_seq_len, config.span, is_training=True)
@@ -75,13 +76,13 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     dev_inputs = evaluator.inputs[task.eval_splits[0]]
     specials = (tokenizer.cls_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id)
     rank_curve: list[RankAtEpoch] = []
+    remedy = 'device_train_microbatch_size' + (', or raise sweep.gpus_per_run' if devices < 1 else '')
 
     # Sec. 4.4: over the validation set. PAPER-SILENT: which of MNLI's, and how often; here the first, every epoch.
     def observe(epoch: int) -> None:
-        rank = measure_last_layer(model.encoder, dev_inputs, specials, tokenizer.pad_token_id, evaluator.batch_size)
+        with explain_shortage(evaluator.batch_size, remedy):
+            rank = measure_last_layer(model.encoder, dev_inputs, specials, tokenizer.pad_token_id, evaluator.batch_size)
         rank_curve.append(RankAtEpoch(epoch=epoch, effective_rank=rank))
-
-    remedy = 'device_train_microbatch_size' + (', or raise sweep.gpus_per_run' if devices < 1 else '')
 
     def evaluate(step: int) -> None:
         with explain_shortage(evaluator.batch_size, remedy):
@@ -95,7 +96,7 @@ def finetune(config: FinetuningConfig, devices: float = 1.0) -> FinetuningRecord
     if config.saves_model:
         save_model(folder / key, evaluator.weights, pretrained, task, config.max_seq_len, config.span)
     record = FinetuningRecord(
-        **describe_run(config, key, pretrained.identity, data.hash),
+        **description,
         error=None,
         metrics=best.metrics,
         score=best.metrics[task.metric],

@@ -59,14 +59,15 @@ def open_lease(save_folder: str, key: str) -> RunLease:
 
 def take(lease: RunLease) -> bool:
     """Acquire ``lease``, if need be after waiting for its holder to be known as dead; False if the holder lives."""
-    first_seen = None
+    before = None
     while True:
         with contextlib.suppress(Timeout):
             lease.acquire()
             return True
-        last_seen = lease.watch()
-        if last_seen != (first_seen := first_seen or last_seen):
+        now = lease.watch()
+        if before not in (None, now):  # refreshed or released since
             return False
+        before = now
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 

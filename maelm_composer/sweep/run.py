@@ -90,11 +90,13 @@ def sweep(config: FinetuningConfig) -> SweepResult:
         _count_slots(config, num_gpus)  # raises if no run fits
         if config.task is not None and config.sweep.tasks and config.task not in config.sweep.tasks:
             tell(f'sweeping over {config.task} alone, since task is set (task=null: over sweep.tasks)')
-        # Each task's data and the checkpoint are read once a task, on any machine, before the first run.
+        # The checkpoint and each task's data are read once, on any machine, before the first run.
         with _mark_place(config.save_folder) as place:
-            remote_inspect = ray.remote(num_cpus=1)(inspect_task)
-            references = {task.name: remote_inspect.remote(config, task, place) for task in tasks}
-            facts = {name: get_result(reference) for name, reference in references.items()}
+            remote = ray.remote(num_cpus=1)
+            of_encoder = remote(inspect_encoder).remote(config, place)
+            of_tasks = {task.name: remote(inspect_task).remote(config, task, place) for task in tasks}
+            encoder = get_result(of_encoder)
+            facts = {name: Facts(*encoder, *get_result(reference)) for name, reference in of_tasks.items()}
             remote_choose = ray.remote(num_cpus=config.sweep.cpus_per_run, num_gpus=num_gpus)(choose_precision)
             choice = get_result(remote_choose.remote(config, place))
             tell(choice.notice)
@@ -226,13 +228,19 @@ def choose_precision(config: FinetuningConfig, place: Place) -> Choice:
     return choose_in(Path(config.save_folder), config.precision, 'precision')
 
 
-def inspect_task(config: FinetuningConfig, task: Task, place: Place) -> Facts:
+def inspect_encoder(config: FinetuningConfig, place: Place) -> tuple[EncoderIdentity, int]:
+    """The first fields of :class:`Facts`."""
     _enter(config, place)
     pretrained = load_encoder(config)
+    return pretrained.identity, pretrained.max_seq_len
+
+
+def inspect_task(config: FinetuningConfig, task: Task, place: Place) -> tuple[str, int, int]:
+    """The other fields of :class:`Facts`."""
+    _enter(config, place)
     data = load_task_data(task, config.data)
     evaluation = [row for rows in data.evaluation.values() for row in rows]
-    sizes = count_characters(data.train), count_characters(evaluation)
-    return Facts(pretrained.identity, pretrained.max_seq_len, data.hash, *sizes)
+    return data.hash, count_characters(data.train), count_characters(evaluation)
 
 
 def make_run(config: FinetuningConfig, key: str, facts: Facts, place: Place) -> Finetuning | None:
@@ -298,7 +306,7 @@ def _mark_place(save_folder: str) -> Iterator[Place]:
 
 
 def _enter(config: FinetuningConfig, place: Place) -> None:
-    """Set a worker's working directory, and its number of threads to the cores that it was given."""
+    """Set a worker's working directory, and its number of threads to ``sweep.cpus_per_run``."""
     try:
         os.chdir(place.folder)
         if place.mark is not None:

@@ -100,17 +100,20 @@ def refuse_searched(config: FinetuningConfig, entries: Sequence[str]) -> None:
 
 
 def plan_grid(config: FinetuningConfig, task: Task) -> list[FinetuningConfig]:
-    """The runs of the grid: every point on the first seed, or with ``full_grid`` on all seeds."""
-    seeds = config.sweep.seeds
-    if config.sweep.selection is SelectionProtocol.grid_on_one_seed:
-        seeds = seeds[:1]
+    """The runs of the grid: every point on the first seed, or on all seeds (:func:`_tries_all`)."""
+    seeds = config.sweep.seeds if _tries_all(config, task) else config.sweep.seeds[:1]
     return [_configure(config, task, point, seed) for point in list_points(config, task) for seed in seeds]
+
+
+def _tries_all(config: FinetuningConfig, task: Task) -> bool:
+    """Whether the grid has every point on every seed: with ``full_grid``, or if no point is to be selected."""
+    return config.sweep.selection is SelectionProtocol.full_grid or len(list_points(config, task)) == 1
 
 
 def plan_repeats(config: FinetuningConfig, task: Task, records: Sequence[Finetuning]) -> list[FinetuningConfig]:
     """The runs after the grid: the best point of its ``records`` on the other seeds; none if no run finished."""
     point = select_point(records)
-    if point is None or config.sweep.selection is SelectionProtocol.full_grid:
+    if point is None or _tries_all(config, task):
         return []
     return [_configure(config, task, point, seed) for seed in config.sweep.seeds[1:]]
 
@@ -118,15 +121,11 @@ def plan_repeats(config: FinetuningConfig, task: Task, records: Sequence[Finetun
 def count_runs(config: FinetuningConfig, task: Task) -> int:
     """Number of runs in the whole search of ``task``."""
     points, seeds = len(list_points(config, task)), len(config.sweep.seeds)
-    match config.sweep.selection:
-        case SelectionProtocol.grid_on_one_seed:
-            return points + seeds - 1
-        case SelectionProtocol.full_grid:
-            return points * seeds
+    return points * seeds if _tries_all(config, task) else points + seeds - 1
 
 
 def run_cost(config: FinetuningConfig, epochs: float, training: float, evaluation: float) -> float:
-    """The rows, or tokens, that pass forward through the encoder in a run of ``epochs``; a step counts as three passes.
+    """The rows, or characters, that pass forward through the encoder in a run of ``epochs``; a step counts three times.
 
     Args:
         training: the size of the training set, in that unit.
@@ -162,7 +161,7 @@ def conclude(config: FinetuningConfig, task: Task, records: Sequence[Finetuning]
     """The outcome of a search from the records of its runs."""
     finished = [record for record in records if isinstance(record, FinetuningRecord)]
     candidates = list(records)
-    if config.sweep.selection is SelectionProtocol.grid_on_one_seed:
+    if not _tries_all(config, task):
         candidates = [record for record in records if record.seed == config.sweep.seeds[0]]
     point = select_point(candidates)
     chosen = [record for record in finished if record.point == point]

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from maelm_composer.checkpoints.find import find_encoder, take_part
@@ -43,8 +44,9 @@ def load_initial_weights(model: MaskedLanguageModel, config: PretrainingConfig) 
     """
     assert config.init_from is not None
     found = find_encoder(config.init_from)
+    weights: dict[str, Tensor] = {}
     if found is None:
-        source, weights = load_pretrained(config.init_from, Implementation.ours), {}
+        source = load_pretrained(config.init_from, Implementation.ours)
     else:
         source, weights = load_ours(found)
     assert source.config is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_run import count_finished, find_workers, outcomes, start, wait_for  # noqa: F401
+from .test_run import count_finished, find_workers, outcomes, start  # noqa: F401
 
 FOLDER = os.environ.get('MAELM_DATA')
 RUNS = 4 * (2 * 2 * 2 + 4)
@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch, checkpoint):
 
 @pytest.mark.slow
 @pytest.mark.skipif(FOLDER is None, reason='MAELM_DATA does not name a folder of real data')
-def test_killed_five_times_at_random_it_ends_with_the_same_records(folder, start):  # noqa: F811
+def test_killed_five_times_at_random_it_ends_with_the_same_records(folder, start, wait_for):  # noqa: F811
     begin = time.monotonic()
     driver = start('save_folder=whole')
     out, _ = driver.communicate(timeout=500)
@@ -59,7 +59,7 @@ def test_killed_five_times_at_random_it_ends_with_the_same_records(folder, start
             found[:] = set(find_workers('killed')) - {own}  # the driver holds a lease for an instant
             return count_finished('killed') >= moment and bool(found)
 
-        wait_for(is_reached, seconds=300)
+        wait_for(is_reached, every=0.02)
         kills.append((victim, count_finished('killed')))
         if victim == 'driver':
             os.kill(driver.pid, signal.SIGKILL)

@@ -286,7 +286,7 @@ def test_bad_input_is_said_before_any_run(recipe, override, message):
 def test_a_killed_driver_loses_no_more_than_the_runs_in_flight(undisturbed, start, recipe, wait_for):
     for least in (2, 6):
         driver = start('save_folder=driver')
-        wait_for(lambda least=least: count_finished('driver') >= least)
+        wait_for(lambda least=least: count_finished('driver') >= least, every=0.02)
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
         assert driver.returncode == -signal.SIGKILL
@@ -329,7 +329,7 @@ def test_two_sweeps_at_once_share_the_runs(undisturbed, start, recipe):
 @pytest.mark.slow
 def test_ctrl_c_ends_with_one_line_and_no_process_left(start, wait_for):
     driver = start('save_folder=stopped')
-    wait_for(lambda: count_finished('stopped') >= 2)
+    wait_for(lambda: count_finished('stopped') >= 2, every=0.02)
     processes = psutil.Process(driver.pid).children(recursive=True)  # Ray's servers and its workers
     assert len(processes) > 4
     os.killpg(driver.pid, signal.SIGINT)  # as a terminal does

@@ -150,6 +150,15 @@ def test_a_run_needs_a_machine_that_holds_it_alone(monkeypatch):
         _count_slots(config, 0.5)
 
 
+def test_a_grid_of_one_point_is_run_on_all_seeds_at_once():
+    config, task = make_config(seeds=[1, 2, 3]), find_task('rte')
+    config.sweep.search['glue_small'] = SearchSpace(learning_rate=[1e-5])
+    assert [run.seed for run in plan_grid(config, task)] == [1, 2, 3]
+    records = [make_record(None, seed=1), make_record(0.6, seed=2), make_record(0.5, seed=3)]
+    assert plan_repeats(config, task, records) == []
+    assert conclude(config, task, records).scores == [0.6, 0.5]
+
+
 def test_the_best_point_is_repeated_on_the_other_seeds():
     config = make_config(seeds=[3, 1, 2])
     grid = plan_grid(config, find_task('rte'))
