@@ -52,6 +52,7 @@ MIDDLE: Style = {'color': '#5d8a66', 'marker': '^', 'linestyle': ':'}
 DOTTED: Style = {'linewidth': 0.8, 'linestyle': (0, (1, 2))}
 STYLES = {'RoBERTa': DARK, 'MAE-LM': LIGHT}
 TITLE_LENGTH = 50  # of a panel's title
+FLOPS = 'pretraining FLOPs'
 
 
 def draw_figure1(rows: Sequence[Row]) -> Figure:
@@ -68,7 +69,7 @@ def draw_figure3(rows: Sequence[Row]) -> Figure:
     scores = [r for r in rows if r.unit == 'percent' and r.value is not None]
     costs = {(r.row, r.column, r.x): r.value for r in rows if r.column in ('hours', 'flops') and r.value is not None}
     costs |= {(r.row, 'samples', r.x): r.x for r in scores if r.x is not None}
-    names = {'hours': 'pretraining time [hours]', 'samples': 'pretraining samples', 'flops': 'pretraining FLOPs'}
+    names = {'hours': 'pretraining time [hours]', 'samples': 'pretraining samples', 'flops': FLOPS}
     known = {name: label for name, label in names.items() if any(column == name for _, column, _ in costs)}
     figure, panels = _panels(len(known))
     for panel, (name, label) in zip(panels, known.items(), strict=True):
@@ -260,6 +261,9 @@ def _finish(panel: Axes, title: str, x_label: str, y_label: str, whole: bool = T
     if x_label.endswith('samples'):
         panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.xaxis.set_major_formatter('{x:,.0f}')
+    if x_label == FLOPS:
+        panel.xaxis.set_major_locator(MaxNLocator(4))
+        panel.xaxis.set_major_formatter(lambda x, _: format_x(x))
     panel.ticklabel_format(axis='y', useOffset=False)
     if y_label.endswith('[%]'):  # an axis of less than a point would magnify noise
         low, high = panel.get_ylim()

@@ -1,7 +1,6 @@
 """The data of the page of one scale, which page.html.j2 lays out: findings in sentences, cost, tables, provenance."""
 
 import base64
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -12,7 +11,9 @@ import jinja2
 
 from maelm_composer.records import FinetuningRecord, PretrainingRecord
 from maelm_composer.reporting.artefacts import (
+    ABLATIONS,
     DEMO,
+    MAE_LM,
     PAPER_SETTINGS,
     ROBERTA,
     RUN_NAMES,
@@ -21,18 +22,17 @@ from maelm_composer.reporting.artefacts import (
     label_of,
 )
 from maelm_composer.reporting.evidence import Evidence
+from maelm_composer.reporting.findings import describe_findings, describe_lacks, is_wanted
 from maelm_composer.reporting.formatting import (
     format_interval,
     format_number,
     format_p,
     format_value,
     format_x,
-    name_claim,
     name_score,
     name_unit,
 )
-from maelm_composer.reporting.ladder import TREND
-from maelm_composer.reporting.rows import CONSTANT, GAP, NO_DIFFERENCE, NOT_COMPARABLE, PERCENT, WORDS, Row
+from maelm_composer.reporting.rows import CONSTANT, NO_DIFFERENCE, NOT_COMPARABLE, PERCENT, Row
 
 CLAIMS = 'claims'  # the name of the figure of all claims
 PROVENANCE = {
@@ -45,7 +45,6 @@ PROVENANCE = {
     'versions': 'versions',
     'hardware': 'hardware',
 }
-NAMED = 4  # up to so many claims of one verdict are named, more are counted
 SIZES = {  # of a ladder's models
     'rows of a batch': 'training.global_train_batch_size',
     'layers of the encoder': 'model.num_hidden_layers',
@@ -87,12 +86,14 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         demo=DEMO,
         setting=PAPER_SETTINGS.get(evidence.scale),
         shares_runs=evidence.scale in RUN_NAMES,
-        findings=_describe_findings(tables),
+        findings=describe_findings(tables),
+        lacks=describe_lacks(tables),
         models=_describe_models(evidence),
         rungs=_lay_out_rungs(evidence),
         cost=_describe_cost(evidence),
         images={name: base64.b64encode(picture).decode() for name, picture in pictures.items()},
         sections=[_make_section(name, rows, name in pictures) for name, rows in tables.items()],
+        decoders=_describe_decoders(evidence),
         provenance={
             **_collect_provenance([row for rows in tables.values() for row in rows]),
             'training rows of the tasks': sorted({f'{r.task} {r.train_examples:,}' for r in evidence.finetunings}),
@@ -102,7 +103,7 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
 
 def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str, Any]:
     """The rows of one artefact: values, claims, the points of a figure that is drawn, and missing numbers."""
-    values = [row for row in rows if row.value is not None and not row.is_claim]
+    values = [row for row in rows if is_wanted(row) and (row.value is not None or name.startswith('table'))]
     points = [row for row in values if has_picture and row.x is not None]
     axes = dict.fromkeys(row.x_unit for row in points)  # Figure 5 has two
     # The numbers without a value, and those without a part of their seeds: reason -> numbers.
@@ -157,67 +158,37 @@ def _collect_provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
     }
 
 
-def _describe_findings(tables: Mapping[str, Sequence[Row]]) -> list[tuple[str, str, dict[str, Any]]]:
-    """(label, sentence, table) for every artefact with a judged claim.
-
-    The sentence is the paper's claim with the verdicts by kind. Where claims have an x, a table has all verdicts.
-    """
-    found = []
-    for name, rows in tables.items():
-        if claims := [row for row in rows if row.is_claim]:
-            artefact, verdicts = find_artefact(name), _lay_out_verdicts(claims)
-            # Where there is a table, only the paper's comparisons are counted.
-            own = [row for row in claims if row.row in (GAP, ROBERTA.label) and verdicts] or claims
-            parts = [
-                _describe_verdict(word, [row for row in own if row.word == word], len(own), not verdicts)
-                for word in WORDS
-            ]
-            text = '; '.join(filter(None, parts)) + ' (table)' * bool(verdicts)
-            found.append((artefact.label, f'Claim: {artefact.claim}. Here, of what is recorded: {text}.', verdicts))
-    return found
-
-
-def _lay_out_verdicts(claims: Sequence[Row]) -> dict[str, Any]:
-    """A line for each score of a comparison, a column for each x and one for the trends; empty if no claim has an x."""
-    if all(row.x is None for row in claims):
-        return {}
-    trend = f', {TREND}'
-    lines: dict[tuple[str, str, str], dict[float, Row]] = defaultdict(dict)
-    places: dict[float, str] = {}  # x -> title; the trend is last
-    for row in claims:
-        x = math.inf if row.row.endswith(trend) else row.x or 0.0
-        places[x] = TREND if math.isinf(x) else f'{format_x(x)} {row.x_unit}'
-        lines[row.row.removesuffix(trend), label_of(row.column), name_unit(row)][x] = row
-    return {
-        'titles': [places[x] for x in sorted(places)],
-        'lines': [(*key, [found.get(x) for x in sorted(places)]) for key, found in lines.items()],
-    }
-
-
-def _describe_verdict(word: str, claims: Sequence[Row], total: int, are_named: bool) -> str:
-    if not claims:
-        return ''
-    count = f'{word} for {len(claims)} of {total}'
-    if len(claims) > NAMED or not are_named:
-        return count
-    return f'{count} (' + ', '.join(_name(row) for row in claims) + ')'
-
-
-def _name(row: Row) -> str:
-    return f'{name_claim(row, " at ")} {format_value(row)} {name_unit(row)}'
-
-
 def _describe_models(evidence: Evidence) -> str:
-    """Size and training of the encoders in one sentence; empty if they differ, as those of a ladder do."""
+    """Size and training of the encoders in two sentences; empty if they differ, as those of a ladder do."""
     keys = ('model.num_hidden_layers', 'model.hidden_size', 'training.global_train_batch_size', 'model.max_seq_len')
-    found = {(run.samples, *(run.identity.get(key) for key in keys)) for run in evidence.runs.values()}
+    found = {
+        (run.samples, *(run.identity.get(key) for key in (*keys, 'optimizer.learning_rate')))
+        for run in evidence.runs.values()
+    }
     if len(found) != 1 or None in (sizes := found.pop()):
         return ''
-    samples, layers, width, batch, length = sizes
+    samples, layers, width, batch, length, rate = sizes
+    flops = next((run.flops for run in evidence.find_runs(ROBERTA) if run.flops), None)
     return (
         f'Encoders of {layers} layers of width {width}, pretrained on {samples:,} rows of {length} tokens in batches '
-        f'of {batch} rows.'
+        f'of {batch} rows at a learning rate of {rate:g}.'
+        + (f' RoBERTa’s pretraining takes {format_x(float(f"{flops:.1e}"))} FLOPs.' if flops else '')
     )
+
+
+def _describe_decoders(evidence: Evidence) -> str:
+    """The decoders that Table 2 calls by the paper's sizes; '' at a scale that has these sizes."""
+    size = 'model.decoder.num_hidden_layers', 'model.decoder.hidden_size'
+    named = [
+        f'“{model.label}” is {" × ".join(str(run.identity[key]) for key in size)}'
+        for model in ABLATIONS
+        if model is MAE_LM or ' dimension' in model.label
+        for run in evidence.find_runs(model)[:1]
+        if run.identity.keys() >= {*size}
+    ]
+    if len(named) < 2 or evidence.scale in PAPER_SETTINGS:
+        return ''
+    return f'Decoders here, layers × width: {", ".join(named)}.'
 
 
 def _lay_out_rungs(evidence: Evidence) -> list[dict[str, str]]:

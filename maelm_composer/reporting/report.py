@@ -20,13 +20,12 @@ from maelm_composer.reporting.ladder import build_ladder
 from maelm_composer.reporting.load import load_evidence, load_published
 from maelm_composer.reporting.page import CLAIMS, make_grid, render_page
 from maelm_composer.reporting.recipes import build_recipes
-from maelm_composer.reporting.rows import NOT_COMPARABLE, WORDS, Row, RowBuilder, write_rows
+from maelm_composer.reporting.rows import MINUS, NOT_COMPARABLE, WORDS, Row, RowBuilder, write_rows
 from maelm_composer.reporting.tables import BUILDERS as TABLE_BUILDERS
 from maelm_composer.shipped import find_shipped
 
 BUILDERS = TABLE_BUILDERS | {'figure3': build_figure3, 'ladder': build_ladder, 'recipes': build_recipes}
 PUBLISHED = 'results/paper'  # in the working folder, else in the package; not beside the measured results
-MINUS = ' − '  # in the label of a comparison
 COLORS = dict(zip(WORDS, ('green', 'red', 'cyan', 'yellow'), strict=True))
 Tables = dict[str, list[Row]]  # artefact name -> rows
 

@@ -18,7 +18,8 @@ from maelm_composer.reporting.cells import ENOUGH_SEEDS, NEVER, Cell, Estimate
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.statistics import ALPHA, adjust_holm
 
-GAP = 'MAE-LM − RoBERTa'
+MINUS, SLOPE = ' − ', 'slope in δ'  # what the label of a comparison contains, or is
+GAP = f'MAE-LM{MINUS}RoBERTa'
 CONSTANT = 'a constant answer'
 BOTH = (ROBERTA, MAE_LM)
 PERCENT, POINTS, RANK = 'percent', 'points', 'rank'

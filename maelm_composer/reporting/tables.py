@@ -21,7 +21,7 @@ from maelm_composer.reporting.artefacts import (
     columns_of,
 )
 from maelm_composer.reporting.cells import Cell, restrict, slope, subtract
-from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, Claim, Row, RowBuilder
+from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, SLOPE, Claim, Row, RowBuilder
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
 OUTSIDE = 'mask_outside_excess'
@@ -127,7 +127,7 @@ def build_figure4(builder: RowBuilder) -> list[Row]:
         margin, unit = (builder.rank_margin(cells[0.0]), RANK) if unit == RANK else (None, POINTS)
         for claim in (
             Claim('δ = 1 − δ = 0', name, unit, subtract(cells[1.0], cells[0.0]), fall, margin),
-            Claim('slope in δ', name, unit, slope(list(cells.items())), margin=margin),
+            Claim(SLOPE, name, unit, slope(list(cells.items())), margin=margin),
         ):
             claims += builder.claims(claim, expects_more=False)
     rows.append(builder.value('δ = 1 − RoBERTa', REAL, RANK, subtract(rank(ENCODER_WITH_MASK), rank(ROBERTA))))
