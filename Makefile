@@ -56,7 +56,7 @@ bench: $(VENV)/.ready  ## training and fine-tuning speed against Hugging Face, a
 	python -m pytest -q -s bench/ -m throughput
 
 docs: $(VENV)/.ready  ## the documentation as a site, in build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
 
 lint: $(VENV)/.ready docs
 	python -m ruff check .

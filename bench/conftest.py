@@ -191,8 +191,8 @@ def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, 
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Merge ``rows`` into the table at ``path``, replacing rows of the same contender, precision and shape."""
-    names = ('contender', 'precision', 'layers', 'hidden_size', 'length', 'batch')
+    """Merge ``rows`` into the table at ``path``, replacing rows of the same contender, precision, shape and threads."""
+    names = ('contender', 'precision', 'layers', 'hidden_size', 'length', 'batch', 'threads')
 
     def key(row: dict[str, Any]) -> tuple[str, ...]:
         return tuple(str(row.get(name, '')) for name in names)

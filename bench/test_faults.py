@@ -1,6 +1,6 @@
 """A campaign of faults against every job: killed, starved and lied to, each must end as if nothing had happened.
 
-    pytest -s bench/test_faults.py --faults 1000 [--seed 1] [--jobs train,rank] [--kind SIGKILL]
+    pytest -s bench/test_faults.py --faults 1000 --seed 9 [--jobs train,rank] [--kind SIGKILL]
 
 Rows are appended to faults/faults.csv in --results, so an interrupted campaign goes on. docs/faults.md has the results.
 """

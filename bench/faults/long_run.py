@@ -1,10 +1,9 @@
 """One long command with a fault every minute or two, whose processes are sampled until it ends.
 
-It must end as the undisturbed one, and its memory, open files, threads and shared memory must not grow with its steps.
+It must end as the undisturbed one. The growth of its memory, open files, threads and shared memory is printed.
 """
 
 import random
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from bench.faults.sampling import Sample, measure, sampling
 from bench.faults.table import append_row
 from maelm_composer.checkpoints.names import METRICS, name_checkpoint
 from maelm_composer.config import CorpusConfig
+from maelm_composer.errors import InputError
 from maelm_composer.records import collect_provenance
 
 BATCH = PRETRAINING['training']['global_train_batch_size']
@@ -102,9 +102,10 @@ class LongRun(Campaign):
             and not (kind.fewer_cores or kind.clock_back)
         ]
         self.samples: list[Sample] = []
-        shutil.rmtree(tables, ignore_errors=True)
-        tables.mkdir(parents=True)
         self.sample_table, self.event_table = tables / 'samples.csv', tables / 'events.csv'
+        if self.event_table.exists():
+            raise InputError(f'{tables} has the tables of a long run: remove them, or name another folder (--results)')
+        tables.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> tuple[dict[str, str], dict[str, str]]:
         """Run both to their end; returns names and hashes of the files of the disturbed one and of the other.

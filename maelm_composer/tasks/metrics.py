@@ -162,8 +162,10 @@ def find_best_threshold(
     As in the official script, questions of equal difference are answered one after another, in their order.
 
     Args:
-        raw, difference: (questions,) score of each predicted text, and its null score difference.
-        has_answer, has_text: (questions,) whether each has an answer, and whether its predicted text is not empty.
+        raw: (questions,) score of each predicted text.
+        difference: (questions,) null score difference of each.
+        has_answer: (questions,) whether each has an answer.
+        has_text: (questions,) whether each predicted text is not empty.
 
     Returns:
         The threshold, and (questions,) whether the text is the prediction at that threshold ("no answer" otherwise).
