@@ -55,6 +55,8 @@ def describe_lacks(tables: Mapping[str, Sequence[Row]]) -> str:
         values = [row for row in rows if is_wanted(row) and row.x_unit != 'FLOPs']
         lines = _list_empty(values, 'row')
         columns = _list_empty([row for row in values if row.row not in lines], 'column')
+        if len(lines) > NAMED:
+            lines = [f'{len(lines)} lines']
         if named := [*lines, *map(label_of, columns)]:
             parts.append(f'{find_artefact(name).label}: {"; ".join(named)}')
     return '. '.join(parts)
