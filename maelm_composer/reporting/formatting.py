@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+from collections import defaultdict
 
 from maelm_composer.reporting.artefacts import label_of
 from maelm_composer.reporting.rows import GAP, Row
@@ -27,6 +29,18 @@ def name_score(row: Row, before_x: str = ' at ') -> str:
         return label_of(row.column)
     x, unit = format_x(row.x), row.x_unit
     return f'{label_of(row.column)}{before_x}' + (f'{unit} {x}' if unit in ('δ', 'layer', 'epoch') else f'{x} {unit}')
+
+
+def shorten_note(note: str) -> str:
+    """``note`` with one part for all records that the same runs lack, instead of one for each record of each run."""
+    lacks = [re.fullmatch(r'(.+) of (\S+(?:, \S+)*) is not recorded', part) for part in note.split('; ')]
+    runs_of, whats_of = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for what, runs in (lack.groups() for lack in lacks if lack):
+        runs_of[what].append(runs)
+    for what, runs_lacking in runs_of.items():
+        whats_of[', '.join(dict.fromkeys(runs_lacking))].append(what)
+    others = [part for part, lack in zip(note.split('; '), lacks, strict=True) if not lack]
+    return '; '.join(others + [f'{", ".join(whats)} of {runs} is not recorded' for runs, whats in whats_of.items()])
 
 
 def format_x(x: float) -> str:

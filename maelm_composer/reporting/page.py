@@ -31,6 +31,7 @@ from maelm_composer.reporting.formatting import (
     format_x,
     name_score,
     name_unit,
+    shorten_note,
 )
 from maelm_composer.reporting.rows import CONSTANT, NO_DIFFERENCE, NOT_COMPARABLE, PERCENT, Row
 
@@ -77,6 +78,7 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         'unit': name_unit,
         'axis': format_x,
         'p_value': format_p,
+        'shorten': shorten_note,
         'not_comparable': NOT_COMPARABLE,
         'no_difference': NO_DIFFERENCE,
         'constant': CONSTANT,
@@ -109,7 +111,7 @@ def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str
     # The numbers without a value, and those without a part of their seeds: reason -> numbers.
     missing, partial = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for row in filter(attrgetter('is_missing'), rows):
-        (missing if row.value is None else partial)[row.note].append(f'{row.row}, {name_score(row)}')
+        (missing if row.value is None else partial)[shorten_note(row.note)].append(f'{row.row}, {name_score(row)}')
     return {
         'artefact': find_artefact(name),
         'numbers': make_grid([row for row in values if row not in points]),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from maelm_composer.reporting.findings import describe_findings, describe_lacks
+from maelm_composer.reporting.formatting import shorten_note
 from maelm_composer.reporting.rows import GAP, SLOPE, Row
 
 
@@ -51,6 +52,14 @@ def test_rungs_that_decide_alike_have_one_name_and_the_trend_is_the_main_number(
     text = describe('ladder', *rungs, replace(trend, scale='ladder', paper=None, detectable=None))
     assert text.startswith("Here, change with ten times the compute, effective rank +0.2 % of RoBERTa's rank (−0.8 to")
     assert text.endswith('. Of 2 comparisons: holds for 2 (effective rank at 3e13, 1e14 FLOPs) (table).')
+
+
+def test_records_that_the_same_runs_lack_are_one_part_of_a_note():
+    lacks = [f'{task} of {run} is not recorded' for task in ('rte', 'cola') for run in ('one-s17', 'one-s18')]
+    note = '; '.join([*lacks, 'never reached by 18', 'effective rank of two is not recorded'])
+    assert shorten_note(note) == (
+        'never reached by 18; rte, cola of one-s17, one-s18 is not recorded; effective rank of two is not recorded'
+    )
 
 
 def test_lines_and_columns_without_a_number_are_named():
