@@ -19,6 +19,9 @@ RUN_NAMES = {
     'small_3e14': 'ladder-3e14',
     'small_3e14_batch_32': 'ladder-3e14',
 }
+# The ladder that judges the same differences of the same runs.
+JUDGES = dict.fromkeys(('small', 'small_3e14', 'ladder_batch_32'), 'ladder')
+JUDGES |= dict.fromkeys(('small_batch_32', 'small_3e14_batch_32'), 'ladder_batch_32')
 
 
 class Role(Enum):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from maelm_composer.reporting.artefacts import ROBERTA, RUN_NAMES, average_of, find_artefact, label_of
+from maelm_composer.reporting.artefacts import JUDGES, OWN, ROBERTA, average_of, find_artefact, label_of
 from maelm_composer.reporting.cells import ENOUGH_SEEDS
 from maelm_composer.reporting.formatting import (
     format_interval,
@@ -69,7 +69,12 @@ def is_wanted(row: Row) -> bool:
     """
     if row.is_claim or row.value is not None:
         return not row.is_claim
-    return MINUS not in row.row and row.row != SLOPE and (row.paper is not None or not row.artefact.startswith('table'))
+    return MINUS not in row.row and row.row != SLOPE and (row.paper is not None or not is_table(row.artefact))
+
+
+def is_table(artefact: str) -> bool:
+    """Whether the artefact of that name is one of scores by models, and no figure."""
+    return artefact.startswith(('table', OWN.name))
 
 
 def _list_empty(rows: Sequence[Row], group: str) -> list[str]:
@@ -90,27 +95,33 @@ def _describe_main(row: Row) -> str:
     extent = f'{format_interval(row)}; {row.pretraining_seeds} pretraining seeds'
     parts = [f'Here, {_name(row)} ({extent}): {_judge(row)}']
     if row.paper is not None and row.difference is not None and row.drawn_interval:
-        low, high = row.drawn_interval
+        low, high = (round(bound, 1) for bound in row.drawn_interval)  # as the paper's number is rounded
         where = 'in' if low <= row.paper <= high else 'outside'
         parts.append(f'the paper’s {format_number(row.paper, row.unit, is_signed=True)} lies {where} the interval')
-    if row.word == UNDECIDED and row.detectable is not None:
+    reason = row.verdict.partition(': ')[2].split('; ')[0]
+    if row.word == UNDECIDED and not reason.startswith(f'{row.pretraining_seeds} pretraining seeds'):
+        parts.append(reason)
+    elif row.word == UNDECIDED and row.detectable is not None:
         size = f'{format_number(row.detectable, row.unit)} {name_unit(row)}'
-        parts.append(f'a true difference of {size} would be found in four of five such experiments')
+        before = ' (before Holm’s correction)' * ('by Holm' in reason)
+        parts.append(f'a true difference of {size} would be found in four of five such experiments{before}')
     return '; '.join(parts)
 
 
 def _judge(row: Row) -> str:
-    is_of_rung = RUN_NAMES.get(row.scale, '').startswith('ladder-')
-    counts = is_of_rung and (row.artefact, row.column) in OF_LADDER
-    return row.word + ' by itself, but the ladder’s verdict counts' * counts
+    return row.word + ' by itself, but the ladder’s verdict counts' * _is_of_ladder(row)
+
+
+def _is_of_ladder(row: Row) -> bool:
+    return row.scale in JUDGES and (row.artefact, row.column) in OF_LADDER and row.row != SLOPE
 
 
 def _count(claims: Sequence[Row], is_rest: bool) -> str:
     """The verdicts by kind; claims that decide something are named, unless these are many."""
     few = [row for row in claims if row.pretraining_seeds < ENOUGH_SEEDS]
-    if len(claims) == 1 and is_rest:
+    if len(claims) == 1:
         reason = ' for want of pretraining seeds' * len(few)
-        return f'The other, {_name(claims[0])}: {claims[0].word}{reason}'
+        return f'{"The other" if is_rest else "Here"}, {_name(claims[0])}: {_judge(claims[0])}{reason}'
     parts = []
     for word in WORDS:
         if of_word := [row for row in claims if row.word == word and row not in few]:
@@ -126,7 +137,9 @@ def _group(claims: Sequence[Row]) -> list[str]:
     for row in claims:
         groups[row.row, row.column].append(row)
     return [
-        _name(rows[0]) if len(rows) == 1 else f'{name_claim(replace(rows[0], x=None), "")} at {_list_places(rows)}'
+        _name(rows[0]) + ' by itself' * _is_of_ladder(rows[0])
+        if len(rows) == 1
+        else f'{name_claim(replace(rows[0], x=None), "")} at {_list_places(rows)}'
         for rows in groups.values()
     ]
 
@@ -136,7 +149,8 @@ def _list_places(rows: Sequence[Row]) -> str:
 
 
 def _name(row: Row) -> str:
-    return f'{name_claim(row, " at ")} {format_value(row)} {name_unit(row)}'
+    unit = '' if math.isinf(row.value or 0.0) else f' {name_unit(row)}'
+    return f'{name_claim(row, " at ")} {format_value(row)}{unit}'
 
 
 def _lay_out_verdicts(claims: Sequence[Row]) -> dict[str, Any]:

@@ -13,16 +13,16 @@ from maelm_composer.records import FinetuningRecord, PretrainingRecord
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
     DEMO,
+    JUDGES,
     MAE_LM,
     PAPER_SETTINGS,
     ROBERTA,
-    RUN_NAMES,
     RUNGS_OF,
     find_artefact,
     label_of,
 )
 from maelm_composer.reporting.evidence import Evidence
-from maelm_composer.reporting.findings import describe_findings, describe_lacks, is_wanted
+from maelm_composer.reporting.findings import describe_findings, describe_lacks, is_table, is_wanted
 from maelm_composer.reporting.formatting import (
     format_interval,
     format_number,
@@ -87,7 +87,7 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
         scale=evidence.scale,
         demo=DEMO,
         setting=PAPER_SETTINGS.get(evidence.scale),
-        shares_runs=evidence.scale in RUN_NAMES,
+        judge=JUDGES.get(evidence.scale),
         findings=describe_findings(tables),
         lacks=describe_lacks(tables),
         models=_describe_models(evidence),
@@ -105,7 +105,7 @@ def render_page(evidence: Evidence, tables: Mapping[str, Sequence[Row]], picture
 
 def _make_section(name: str, rows: Sequence[Row], has_picture: bool) -> dict[str, Any]:
     """The rows of one artefact: values, claims, the points of a figure that is drawn, and missing numbers."""
-    values = [row for row in rows if is_wanted(row) and (row.value is not None or name.startswith('table'))]
+    values = [row for row in rows if is_wanted(row) and (row.value is not None or is_table(name))]
     points = [row for row in values if has_picture and row.x is not None]
     axes = dict.fromkeys(row.x_unit for row in points)  # Figure 5 has two
     # The numbers without a value, and those without a part of their seeds: reason -> numbers.
@@ -146,7 +146,8 @@ def make_grid(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _find_best(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """(row, column) of the highest score in a column; empty where fewer than two models are compared."""
-    scores = [row for row in rows if row.row != CONSTANT and row.x is None and row.unit == PERCENT]
+    rows = [row for row in rows if row.row != CONSTANT and row.x is None and row.value is not None]
+    scores = [row for row in rows if row.unit == PERCENT]
     best = max((row.value for row in scores if row.value is not None), default=None)
     return [(row.row, row.column) for row in scores if len(scores) > 1 and row.value == best]
 

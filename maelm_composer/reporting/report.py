@@ -14,6 +14,7 @@ from maelm_composer.reporting.artefacts import OWN, PAPER_SETTINGS, RECIPES, art
 from maelm_composer.reporting.evidence import Evidence
 from maelm_composer.reporting.figure3 import build_figure3
 from maelm_composer.reporting.figures import DRAWINGS, write_figure
+from maelm_composer.reporting.findings import is_table
 from maelm_composer.reporting.forest import draw_claims
 from maelm_composer.reporting.formatting import format_interval, format_number, format_value, name_score
 from maelm_composer.reporting.ladder import build_ladder
@@ -97,7 +98,7 @@ def print_tables(scale: str, tables: Tables) -> None:
     for name, rows in tables.items():
         console.print(Text(find_artefact(name).title, 'bold'))
         claims = [row for row in rows if row.is_claim]
-        if name.startswith(('table', OWN.name)):  # comparisons without a number are in neither table
+        if is_table(name):  # comparisons without a number are in neither table
             console.print(_draw_values([row for row in rows if not row.is_claim and MINUS not in row.row]))
         if claims:
             console.print(_draw_claims(claims))

@@ -72,7 +72,7 @@ def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
     return _load(task, source, stamps, config.limit(task.name), config.max_dev_examples)
 
 
-@functools.lru_cache(maxsize=2)  # a sweep makes the runs of a task one after another; MNLI has 400,000 rows
+@functools.lru_cache(maxsize=4)  # MNLI has 400,000 rows; a sweep makes mostly one task's runs after another
 def _load(
     task: Task,
     source: TaskSource,

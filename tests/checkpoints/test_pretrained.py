@@ -159,7 +159,9 @@ def test_a_link_made_by_hand_may_end_with_a_slash_and_stays_in_its_run(run, tmp_
         assert read_latest(str(run)) == CHECKPOINT
     shutil.copytree(run, tmp_path / 'other', symlinks=True)  # its link leads to the first run
     with pytest.raises(InputError, match=r'other/latest must hold the name of a checkpoint in .*other, not .*run'):
-        read_latest(str(tmp_path / 'other'))
+        find_encoder(str(tmp_path / 'other'))
+    with pytest.raises(InputError, match=r'other/latest must hold the name of a checkpoint'):
+        find_encoder(str(tmp_path / 'other/latest'))
 
 
 def test_a_fine_tuned_model_gives_its_encoder(run, tmp_path):

@@ -6,12 +6,14 @@ import pytest
 
 from maelm_composer.reporting.findings import describe_findings, describe_lacks
 from maelm_composer.reporting.formatting import shorten_note
+from maelm_composer.reporting.page import make_grid
 from maelm_composer.reporting.rows import GAP, SLOPE, Row
 
 
-def make_claim(column: str, value: float, word: str = 'undecided', **changes) -> Row:
-    claim = Row('small', 'table1', GAP, column, 'points', value=value, low=value - 1, high=value + 1, verdict=word)
-    return replace(claim, pretraining_seeds=3, paper=1.5, difference=value - 1.5, detectable=1.2, **changes)
+def make_claim(column: str, value: float, word: str = 'undecided') -> Row:
+    verdict = f'{word}: 3 pretraining seeds'
+    claim = Row('small', 'table1', GAP, column, 'points', value=value, low=value - 1, high=value + 1, verdict=verdict)
+    return replace(claim, pretraining_seeds=3, paper=1.5, difference=value - 1.5, detectable=1.2)
 
 
 def describe(name: str, *rows: Row) -> str:
@@ -35,7 +37,23 @@ def test_a_number_from_few_seeds_is_not_the_main_one():
         'Here, RTE +2.0 points (1.0 to 3.0; 3 pretraining seeds): holds; the paper’s +1.5 lies in the interval. The '
         'other, GLUE AVG +0.3 points: undecided for want of pretraining seeds.'
     )
-    assert describe('table1', *rows[:1]) == 'Of 1 comparisons: undecided for 1 for want of pretraining seeds.'
+    assert describe('table1', *rows[:1]) == 'Here, GLUE AVG +0.3 points: undecided for want of pretraining seeds.'
+
+
+def test_another_reason_than_the_interval_is_told_instead_of_the_power():
+    stalls = replace(make_claim('glue_avg', 0.3), paper=None, verdict='undecided: the logs show stalls; not comparable')
+    assert describe('table1', stalls).endswith('3 pretraining seeds): undecided; the logs show stalls.')
+    of_family = replace(stalls, verdict='undecided: 3 pretraining seeds, one of 5 by Holm; not comparable')
+    assert describe('table1', of_family).endswith(
+        'would be found in four of five such experiments (before Holm’s correction).'
+    )
+
+
+def test_a_missing_number_is_never_the_best():
+    made = Row('small', 'table1', 'RoBERTa', 'rte', 'percent', value=50.0)
+    missing = [replace(made, row=row, column='squad2_em', value=None, paper=81.0) for row in ('RoBERTa', 'MAE-LM')]
+    assert make_grid([made, *missing])['best'] == set()
+    assert make_grid([made, replace(made, row='MAE-LM', value=49.0), *missing])['best'] == {('RoBERTa', 'rte')}
 
 
 @pytest.mark.parametrize('scale, ending', [('small', ' by itself, but the ladder’s verdict counts'), ('medium', '')])
