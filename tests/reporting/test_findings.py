@@ -63,11 +63,12 @@ def test_the_ladder_s_verdict_counts_where_it_judges_the_same_runs(scale, ending
 
 
 def test_rungs_that_decide_alike_have_one_name_and_the_trend_is_the_main_number():
-    rungs = [make_claim('real_rank_excess', 5.0, 'holds', unit='percent').at(x, 'FLOPs') for x in (3e13, 1e14)]
-    trend = make_claim(
-        'real_rank_excess', 0.2, unit='percent a decade', row=f'{GAP}, change with ten times the compute'
+    claim = replace(make_claim('real_rank_excess', 5.0, 'holds'), unit='percent', scale='ladder', paper=None)
+    rungs = [claim.at(x, 'FLOPs') for x in (3e13, 1e14)]
+    trend = replace(
+        claim, row=f'{GAP}, {TREND}', unit='percent a decade', value=0.2, low=-0.8, high=1.2, detectable=None
     )
-    text = describe('ladder', *rungs, replace(trend, scale='ladder', paper=None, detectable=None))
+    text = describe('ladder', *rungs, replace(trend, verdict='undecided: 3 pretraining seeds'))
     assert text.startswith("Here, change with ten times the compute, effective rank +0.2 % of RoBERTa's rank (−0.8 to")
     assert text.endswith('. Of 2 comparisons: holds for 2 (effective rank at 3e13, 1e14 FLOPs) (table).')
 
