@@ -6,6 +6,7 @@ import pytest
 
 from maelm_composer.reporting.findings import describe_findings, describe_lacks
 from maelm_composer.reporting.formatting import shorten_note
+from maelm_composer.reporting.ladder import TREND
 from maelm_composer.reporting.page import make_grid
 from maelm_composer.reporting.rows import GAP, SLOPE, Row
 
