@@ -44,7 +44,7 @@ def shorten_note(note: str) -> str:
 
 
 def format_x(x: float) -> str:
-    return f'{x:g}'.replace('e+', 'e') if x >= 1e12 else f'{x:,.10g}'
+    return f'{x:g}'.replace('e+', 'e') if x >= 1e10 else f'{x:,.10g}'
 
 
 def name_unit(row: Row) -> str:
