@@ -48,6 +48,7 @@ WITH_ONE_GPU = """
 import ray
 ray.init(address='local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
 """
+ONE_POINT = (f'{LEARNING_RATES}=[1e-3]', 'sweep.search.glue_small.warmup_proportion=[0.06]', 'sweep.tasks=[cola]')
 
 
 @pytest.fixture(scope='module')
@@ -298,10 +299,18 @@ def test_a_killed_driver_loses_no_more_than_the_runs_in_flight(undisturbed, star
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason='torch can use a GPU here')
+def test_a_gpu_that_torch_cannot_use_fails_every_run(start):
+    driver = start('save_folder=without', *ONE_POINT, before=WITH_ONE_GPU)
+    out, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 1, out
+    errors = {record['error'] for record in load_records('without')}
+    assert errors == {'torch cannot use the GPU that Ray has given to the run'}
+
+
+@pytest.mark.gpu
 def test_runs_share_a_gpu_that_ray_hands_out(start):
-    """What Ray gives and what is charged for it; what a run does with a GPU is for the tests that need one."""
-    one_point = (f'{LEARNING_RATES}=[1e-3]', 'sweep.search.glue_small.warmup_proportion=[0.06]', 'sweep.tasks=[cola]')
-    driver = start('save_folder=halves', *one_point, 'sweep.gpus_per_run=0.5', before=WITH_ONE_GPU)
+    driver = start('save_folder=halves', *ONE_POINT, 'sweep.gpus_per_run=0.5', before=WITH_ONE_GPU)
     out, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0, out
     records = load_records('halves')
