@@ -54,7 +54,7 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" # for every process that a 
 export HF_HUB_OFFLINE=1
 state=$work/parts logs=$results/gpu
 # By their files, since pytest would import all others, too, and the packages that those need. A test compares the names.
-gpu_tests='-m gpu tests/model/test_backends.py tests/training/test_run.py'
+gpu_tests='-m gpu tests/model/test_backends.py tests/sweep/test_run.py tests/training/test_run.py'
 
 for number in "$limit" "$grace"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || refuse "PART_SECONDS and GRACE are whole seconds, not '$number'"
