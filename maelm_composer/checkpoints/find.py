@@ -83,10 +83,10 @@ def find_encoder(checkpoint: str) -> EncoderFolder | None:
         uri = os.path.abspath(uri)  # the parent of a checkpoint is its run
     while not is_remote and Path(uri).is_symlink() and uri not in seen:  # a link may lead to `latest`
         seen.add(uri)
-        parent, name = os.path.split(uri)
-        if name == LATEST and RECIPE in list_names(parent or '.'):
-            read_latest(parent or '.')  # raises if it leads to another run
-        uri = os.path.join(os.path.dirname(uri) or '.', os.readlink(uri)).rstrip('/')
+        parent = os.path.dirname(uri) or '.'
+        if os.path.basename(uri) == LATEST and RECIPE in list_names(parent):
+            read_latest(parent)  # raises if it leads to another run
+        uri = os.path.join(parent, os.readlink(uri)).rstrip('/')
     names = list_names(uri)
     if FINETUNED in names:
         return EncoderFolder(uri, None)

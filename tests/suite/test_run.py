@@ -160,7 +160,9 @@ def test_the_launcher_of_a_killed_suite_ends(tmp_path, wait_for):
     wait_for(begun.exists)
     os.kill(suite.pid, signal.SIGKILL)
     suite.join()
+    assert suite.exitcode == -signal.SIGKILL  # so no line of Python has told the launcher
     wait_for(saved.exists)
+    assert saved.exists()
 
 
 def test_a_pretraining_that_fails_on_several_devices_leaves_the_published_records(demo, monkeypatch):
