@@ -118,8 +118,9 @@ def test_a_killed_suite_ends_with_the_same_records(tmp_path):
 LAUNCHER = """
 import os, sys, time
 try:
-    with open(sys.argv[1], 'w') as file:
+    with open(sys.argv[1] + '.part', 'w') as file:
         file.write(str(os.getpgrp()))
+    os.rename(sys.argv[1] + '.part', sys.argv[1])
     time.sleep(100)
 except KeyboardInterrupt:
     time.sleep(1)  # its ranks save
