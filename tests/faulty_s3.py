@@ -29,6 +29,7 @@ class FaultyS3:
     def __init__(self) -> None:
         self.fault: str | None = None
         self.times: int | None = None
+        self.fails_from = ''  # the PUT of a path that holds this text begins the fault 503
         self.failed = 0  # requests while there was a fault
         self.met = 0  # those of them that the fault changes
         self.uploads: list[str] = []  # paths of objects, in the order of their PUTs
@@ -54,6 +55,8 @@ class FaultyS3:
     def _answer(self, environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
         if environ['REQUEST_METHOD'] == 'PUT':
             self.uploads.append(environ['PATH_INFO'])
+            if self.fails_from and self.fails_from in environ['PATH_INFO']:
+                self.fault, self.fails_from = '503', ''
         if self.fault is None:
             return self._moto(environ, respond)
         fault, self.failed = self.fault, self.failed + 1

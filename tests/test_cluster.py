@@ -71,7 +71,7 @@ with cluster.connect_ray(num_cpus=1):
     monkeypatch.delenv('RAY_task_oom_retries', raising=False)  # of another test's Ray
     limit = {'RAY_memory_usage_threshold': '0.0001'}  # of the machine's memory: 100 MB of a terabyte
     command = [sys.executable, '-c', source]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | limit, check=True)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | limit, check=True)
     assert 'a worker was lost on every try, perhaps for want of memory' in found.stdout
 
 

@@ -193,12 +193,15 @@ def test_shared_memory_is_closed_with_its_dataset_and_no_other_is_kept_open(shar
     assert {name[:6] for name, _ in held} == {prefix}
     assert held <= list_entries()
     locks = {lock for lock in list_entries(tempfile.gettempdir()) if re.fullmatch(rf'{prefix}_\w+_filelock', lock[0])}
-    assert locks
+    pins = [os.open(Path(tempfile.gettempdir(), name), os.O_RDONLY) for name, _ in locks]  # their inodes stay theirs
+    assert pins
     del rows
     gc.collect()
     assert list_open() <= before
     assert not held & list_entries()
     assert not locks & list_entries(tempfile.gettempdir())
+    for pin in pins:
+        os.close(pin)
     other.kill()
 
 
@@ -275,10 +278,8 @@ def test_a_shard_that_another_worker_could_not_fetch_is_named(shards):
 
 
 def test_a_cache_emptied_under_a_run_is_filled_again(shards):
-    whole = list(open_rows(shards.remote))
-    rows = open_rows(shards.remote)
-    again = []
-    for item in rows:
+    whole, again = list(open_rows(shards.remote)), []
+    for item in open_rows(shards.remote):
         again.append(item)
         for path in list_unpacked() if len(again) % 16 == 0 else ():  # some 80 times, before rows of every shard
             path.unlink()
@@ -329,10 +330,9 @@ def test_the_remote_is_only_read(shards):
 
 
 def test_a_given_cache_is_used_and_other_content_has_another(shards, tmp_path):
-    config = DataConfig(remote=shards.remote, local=str(tmp_path / 'mine'))
-    PretrainingRows(config, load_manifest(shards.remote), 'train', batch_size=4, seed=0)
+    config, manifest = DataConfig(remote=shards.remote, local=str(tmp_path / 'mine')), load_manifest(shards.remote)
+    PretrainingRows(config, manifest, 'train', batch_size=4, seed=0)
     assert len(list((tmp_path / 'mine').iterdir())) == 1
-    manifest = load_manifest(shards.remote)
     manifest.content_hash = 'other'
     PretrainingRows(config, manifest, 'train', batch_size=4, seed=0)
     assert len(list((tmp_path / 'mine').iterdir())) == 2

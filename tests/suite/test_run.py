@@ -52,13 +52,15 @@ TINY = {
 VOLATILE = {'provenance', 'uri', 'device_hours', 'recipe_hash', 'examples_per_second', 'tokens_per_second', 'remote'}
 SLOW = Device('cpu', 1, fp32=1e11, bf16=5e9)
 PROGRAM = """
-import sys
+import dataclasses, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tests.suite.test_run import make_tiny
+from maelm_composer.config import Precision
 from maelm_composer.suite.run import run_suite
 from maelm_composer.reporting.artefacts import find_artefact
-run_suite(make_tiny(Path(sys.argv[2])), [find_artefact('figure3'), find_artefact('figure1')])
+suite = dataclasses.replace(make_tiny(Path(sys.argv[2])), precision=Precision.fp32)  # not the faster one of the moment
+run_suite(suite, [find_artefact('figure3'), find_artefact('figure1')])
 """
 
 
@@ -129,17 +131,23 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_suite_waits_for_the_ranks_of_its_launcher(tmp_path, number, wait_for):
+def test_a_stopped_suite_waits_for_the_ranks_of_its_launcher(tmp_path, number, wait_for, monkeypatch):
     begun, saved = tmp_path / 'begun', tmp_path / 'saved'
+    waits, wait = threading.Event(), subprocess.Popen.wait
     command = [sys.executable, '-c', LAUNCHER, str(begun), str(saved)]
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
+    def note_and_wait(process: subprocess.Popen, timeout: float | None = None) -> int:
+        waits.set()
+        return wait(process, timeout)
+
     def terminate() -> None:
-        wait_for(begun.exists)
+        wait_for(lambda: begun.exists() and waits.is_set())
         os.kill(os.getpid(), number)
 
+    monkeypatch.setattr(subprocess.Popen, 'wait', note_and_wait)
     before, thread = signal.signal(number, stop), threading.Thread(target=terminate)
     thread.start()
     try:

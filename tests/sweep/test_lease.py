@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 
 import pytest
 from filelock import Timeout
@@ -104,11 +104,16 @@ def test_a_killed_process_holds_nothing_for_long_on_nfs(folder, holder, monkeypa
 
 def test_a_lease_is_taken_from_a_dead_holder_and_left_to_a_living_one(folder, holder, monkeypatch, without_exchange):
     monkeypatch.setattr('maelm_composer.sweep.lease.SECONDS_BETWEEN_LOOKS', 0.05)
-    refresh = Timer(0.5, Path(folder, '.run.lease').touch)
-    refresh.start()
+    refreshed = Event()
+
+    def refresh() -> None:
+        refreshed.set()  # before the file changes, as the next look may come before this thread has ended
+        Path(folder, '.run.lease').touch()
+
+    Timer(0.5, refresh).start()
     lease = open_lease(folder, 'run')
     assert not take(lease)
-    assert not refresh.is_alive()  # nothing is known before
+    assert refreshed.is_set()  # nothing is known before
     holder.kill()
     monkeypatch.setattr('maelm_composer.sweep.lease.LEASE_SECONDS', 0.5)
     assert take(lease)

@@ -129,16 +129,15 @@ def test_training_goes_on_through_an_outage(
 
 @pytest.mark.slow
 def test_two_ranks_go_on_through_an_outage_together(bucket, server, recipe, start, wait_for, assert_same_run):
-    def fail() -> None:
-        wait_for(lambda: count_rows('runs/recipe') >= 3)
-        begin_outage(server, '503')
+    def answer_again() -> None:
         wait_for(lambda: count_rows('runs/recipe') >= 24)
         end_outage(server)
 
     recipe()
     arguments = ('recipe.yaml', 'training.sharding=full_shard')
     out, _ = start(*arguments, 'save_folder=whole', ranks=2).communicate(timeout=300)
-    threading.Thread(target=fail, daemon=True).start()
+    server.fails_from = '/samples-'
+    threading.Thread(target=answer_again, daemon=True).start()
     process = start(*arguments, 'run_name=recipe', 'save_folder=s3://runs/checkpoints', ranks=2)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out

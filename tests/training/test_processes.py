@@ -1,5 +1,6 @@
 """What only real processes show: SIGKILL, the launcher, two ranks."""
 
+import gc
 import multiprocessing
 import os
 import re
@@ -170,6 +171,8 @@ def test_a_loader_worker_that_is_killed_while_the_trainer_closes_prints_no_trace
     assert caplog.text == ''
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
     assert callable(signal.getsignal(signal.SIGCHLD))  # torch's
+    gc.collect()  # the loader, without which torch's handler would tell of its worker in another test
+    multiprocessing.active_children()  # collects the worker
 
 
 def test_a_killed_loader_worker_is_told(recipe, wait_for):
