@@ -3,7 +3,8 @@
 There are four kinds of recipe: :class:`CorpusConfig` (``yamls/data/*.yaml``: documents to shards),
 :class:`PretrainingConfig` (``yamls/*.yaml``: shards to a checkpoint), :class:`FinetuningConfig`
 (``yamls/finetune/*.yaml``: a checkpoint to scores) and :class:`SuiteConfig` (``yamls/suite/*.yaml``: a benchmark). The
-defaults are the paper's base setting (Meng et al., arXiv:2302.02060, preprint, Sec. 4.1, Tables 4 to 6).
+defaults are the paper's base setting (Meng et al., arXiv:2302.02060, preprint, Sec. 4.1, Tables 4 to 6). An object made
+in Python is not checked: a choice must be a member of its enum (``Precision.bf16``), not its name.
 """
 
 import math

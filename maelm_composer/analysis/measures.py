@@ -28,8 +28,11 @@ class Gram:
         self.total = torch.zeros(size, dtype=torch.float64, device=device)
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
 
+    @torch.no_grad()
     def add(self, rows: Tensor) -> None:
-        """Add (n, D) rows of any floating type."""
+        """Add (n, D) rows of any floating type, without their gradients. Raises ValueError for another shape."""
+        if rows.shape[1:] != self.total.shape:
+            raise ValueError(f'rows have shape {(*rows.shape,)}: select (n, {len(self.total)}) of them first')
         rows = rows.double()
         self.count += len(rows)
         self.total += rows.sum(0)
@@ -66,7 +69,12 @@ class Gram:
         return vectors.flip(1)[:, : _count_leading(values, threshold)]
 
     def measure_effective_rank(self, threshold: float = THRESHOLD, centered: bool = False) -> int:
-        """rank_τ of the rows, uncentred by default, as in the formula of Sec. 2.2."""
+        """rank_τ of the rows, 1 to D, uncentred by default, as in the formula of Sec. 2.2.
+
+        Raises:
+            ValueError: ``threshold`` is not in (0, 1].
+            InputError: as :meth:`get_moment`.
+        """
         return _count_leading(torch.linalg.eigvalsh(self.get_moment(centered)), threshold)
 
     def measure_outside_share(self, directions: Tensor, centered: bool = False) -> float:
@@ -81,6 +89,8 @@ class Gram:
 
 def _count_leading(eigenvalues: Tensor, threshold: float) -> int:
     """How many of the largest of the (D,) ascending ``eigenvalues`` sum to ``threshold`` of the total."""
+    if not 0 < threshold <= 1:
+        raise ValueError(f'threshold {threshold} is no share of the energy, such as {THRESHOLD}')
     energy = eigenvalues.flip(0).clamp(min=0)  # rounding can leave a zero slightly negative
     shares = energy.cumsum(0) / energy.sum()
     return int((shares < threshold - ROUNDING).sum()) + 1

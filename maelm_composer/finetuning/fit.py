@@ -99,7 +99,9 @@ def fit(
     evaluate: Callable[[int], None],
     observe: Callable[[int], None] = lambda epoch: None,
 ) -> FitReport:
-    """Train for ``config.max_epochs``. The order of the rows and dropout depend on ``config.seed`` alone.
+    """Train ``model``, and so its encoder, in place on the device of its parameters, for ``config.max_epochs``.
+
+    The order of the rows and dropout depend on ``config.seed`` alone, which becomes that of torch's global generators.
 
     Args:
         evaluate: called with the number of steps done, at the steps of the evaluation protocol.

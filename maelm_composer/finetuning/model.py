@@ -65,12 +65,14 @@ class FinetuningModel(nn.Module):
     """An encoder, called as :class:`model.encoder.Encoder`, and a head that reads its first token, for spans all."""
 
     def __init__(self, encoder: nn.Module, hidden_size: int, task: Task, dropout: float, seed: int) -> None:
-        """``seed`` draws the head's initial weights, without a change of torch's global generator."""
+        """Keeps ``encoder``; ``dropout`` is the head's alone. ``seed`` draws the head's initial weights, and torch's
+        generators are left as they were.
+        """
         super().__init__()
         self.encoder = encoder
         self.kind = task.kind
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             self.head = (
                 SpanHead(hidden_size) if task.kind == SPAN else FirstTokenHead(hidden_size, task.num_outputs, dropout)
             )

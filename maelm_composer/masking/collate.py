@@ -42,7 +42,12 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskingCollator:
-    """Turns samples ``{input_ids (N,), row, epoch}`` into a batch."""
+    """Turns B samples ``{'input_ids': (N,) integers, 'row': int, 'epoch': int}`` into a batch on the CPU.
+
+    A sample is a packed row: ``[CLS] … [SEP] [CLS] … [SEP]``, with [PAD] at the end alone. Its special tokens have the
+    ids of ``data/special_tokens.py``, and [MASK] is ``vocab_size - 1``; other ids are not detected. Of a row's N slots,
+    padding counted, round(p·N) are masked. The masks are a function of (seed, epoch, row).
+    """
 
     masking: MaskingConfig
     vocab_size: int

@@ -13,7 +13,13 @@ class Encoder(Stack):
     """Token and absolute position embeddings -> LN -> dropout -> L post-LN layers under one relative position bias."""
 
     def __init__(self, config: ModelConfig, has_tied_head: bool = False) -> None:
-        """``has_tied_head``: every loss also reads the whole token table; see :func:`kernels.embedding.embed`."""
+        """An encoder with torch's initial weights; :func:`model.maelm.build_model` draws the method's.
+
+        Args:
+            has_tied_head: whether every loss also reads the whole token table, as ``MaskedLanguageModel``'s does
+                (:func:`kernels.embedding.embed`). Set it to False to train such an encoder without that head: on a CPU
+                the table's gradient would be sparse, which AdamW refuses.
+        """
         super().__init__()
         self.has_tied_head = has_tied_head
         self.token_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -30,17 +36,22 @@ class Encoder(Stack):
         """(B, S) packed rows -> (B, S, D), or (B, M, D) with ``predicted_index``.
 
         Args:
-            position_ids: (B, S) in [0, N); they jump where [MASK]s were left out.
-            segment_ids: (B, S); a token attends to the tokens of its own segment.
+            position_ids: (B, S) position in the block, in [0, N); they jump where [MASK]s were left out.
+            segment_ids: (B, S) number of the block, from 1; 0 is padding. They are not BERT's token types: a token
+                attends to the tokens of its own segment alone.
             predicted_index: (B, M) in [0, S), slots to predict at; the last layer has no other.
-            has_gaps: whether positions may have gaps (:meth:`Stack.build_bias`).
+            has_gaps: whether positions may have gaps (:meth:`Stack.build_bias`). Where they have, as in MAE-LM's
+                ``Batch``, False gives wrong states without an error.
         """
         hidden = self._embed(input_ids, position_ids)
         return self.run_layers(hidden, position_ids, segment_ids, predicted_index, has_gaps=has_gaps)
 
-    def layer_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Iterator[Tensor]:
-        """(B, S) as in :meth:`forward` -> H^0, the embeddings' output, to H^L, each (B, S, D), one at a time."""
-        hidden, bias = self._embed(input_ids, position_ids), self.build_bias(position_ids, segment_ids)
+    def layer_states(
+        self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, has_gaps: bool = False
+    ) -> Iterator[Tensor]:
+        """Inputs as in :meth:`forward` -> H^0, the embeddings' output, to H^L, each (B, S, D), one at a time."""
+        hidden = self._embed(input_ids, position_ids)
+        bias = self.build_bias(position_ids, segment_ids, has_gaps=has_gaps)
         yield hidden
         for layer in self.layers:
             hidden = layer(hidden, bias)

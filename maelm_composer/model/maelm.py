@@ -54,6 +54,8 @@ class MaskedLMHead(nn.Module):
 
 
 class MaskedLMOutput(NamedTuple):
+    """What one batch gives; ``loss`` alone has a gradient."""
+
     loss: Tensor  # scalar, nats: mean over the predicted tokens of the batch, fp32
     # (B, M, V), detached: torch.compile would allocate a gradient of zeros this large. Under autocast they are bf16, so
     # that two tokens may have equal logits, of which argmax takes the one with the lower id.
@@ -62,7 +64,11 @@ class MaskedLMOutput(NamedTuple):
 
 
 class MaskedLanguageModel(nn.Module):
-    """Encoder, decoder (or none) and head; the token table is one parameter, used by all three."""
+    """Encoder, decoder (or none) and head; the token table is one parameter, used by all three.
+
+    The constructor leaves torch's initial weights; :func:`build_model` draws the method's. A model without a decoder
+    takes batches of ``MaskingConfig(encoder_mask_fraction=1.0)`` alone.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -99,7 +105,7 @@ def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None 
 
     Args:
         seed: of the initial weights. The encoder is drawn first, so that MAE-LM and its baseline start from the same
-            encoder; torch's generator of the CPU is left as it was.
+            encoder; torch's generators are left as they were.
         id_counts: (V,) occurrences of every id in the training text, for ``head_bias_init: unigram``.
 
     Raises:
@@ -107,7 +113,7 @@ def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None 
     """
     with torch.random.fork_rng(devices=[]):
         model = MaskedLanguageModel(config)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would set the GPUs', too
         for module in model.modules():
             match module:
                 case nn.Linear() | nn.Embedding():

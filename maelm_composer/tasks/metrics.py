@@ -29,9 +29,20 @@ def compute_metrics(
     are linear: those of a weighted sum of metrics are the weighted sum of the metrics' influences.
 
     Args:
-        predictions: evaluation split -> (examples,) label ids or numbers.
+        predictions: evaluation split (``dev``, of MNLI ``matched`` and ``mismatched``) -> (examples,) label ids or, for
+            a regression, numbers on any scale.
         labels: as ``predictions``.
+
+    Returns:
+        Fractions; correlations from -1 to 1. F1 is that of class 1.
+
+    Raises:
+        ValueError: predictions and labels of a split are not arrays of one shape (examples,).
     """
+    for split, given in labels.items():
+        if not np.ndim(given) == np.ndim(predictions[split]) == 1 or len(given) != len(predictions[split]):
+            shapes = np.shape(predictions[split]), np.shape(given)
+            raise ValueError(f'split {split}: predictions and labels have shapes {shapes[0]} and {shapes[1]}')
     found = {name: _measure(kind, predictions[split], labels[split]) for name, split, kind in task.list_metrics()}
     return {name: value for name, (value, _) in found.items()}, {name: each for name, (_, each) in found.items()}
 
@@ -102,9 +113,10 @@ def score_questions(
 
     Args:
         gold: question id -> its answers; empty if the question has no answer.
-        predictions: question id -> the text of the best non-null answer.
+        predictions: question id -> the text of the best non-null answer, for every id of ``gold``.
         null_score_difference: question id -> score of "no answer" minus score of the text. The prediction is "no
-            answer" if the difference exceeds a threshold.
+            answer" if the difference exceeds a threshold. Without such scores give 0 for each, and '' as the prediction
+            "no answer"; ``best_exact`` and ``best_f1`` then mean nothing.
 
     Returns:
         A dictionary of means: ``exact`` and ``f1`` at threshold 0, the same over the questions with an answer

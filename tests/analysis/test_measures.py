@@ -138,6 +138,16 @@ def test_rows_without_a_rank_are_refused(rows, centered, message):
         gram_of(rows).measure_effective_rank(centered=centered)
 
 
+def test_rows_of_another_shape_and_a_threshold_that_is_no_share_are_refused():
+    gram = Gram(4)
+    with pytest.raises(ValueError, match=r'rows have shape \(2, 3, 4\): select \(n, 4\) of them first'):
+        gram.add(torch.ones(2, 3, 4))
+    gram.add(torch.eye(4, requires_grad=True))
+    assert (gram.count, gram.matrix.requires_grad) == (4, False)
+    with pytest.raises(ValueError, match=r'threshold 90 is no share of the energy, such as 0.9'):
+        gram.measure_effective_rank(90)
+
+
 def spread(count: int, *columns: int, size: int = 6, seed: int = 0) -> torch.Tensor:
     """(count, size) random in ``columns``, 0 elsewhere."""
     rows = torch.zeros(count, size)

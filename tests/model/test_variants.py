@@ -27,6 +27,15 @@ def test_every_parameter_gets_a_gradient(variant, make_batch, gradients):
     assert_close(reached, batch.position_ids[is_real].unique())
 
 
+def test_states_by_layer_end_in_the_encoders_output_where_positions_have_gaps(config, make_batch):
+    model, batch = build_model(config(), seed=0), make_batch(config())
+    inputs = batch.input_ids, batch.position_ids, take_padded(batch.segment_ids, batch.visible_index)
+    *_, last = model.encoder.layer_states(*inputs, has_gaps=True)
+    assert_close(last, model.encoder(*inputs, has_gaps=True), rtol=0, atol=1e-5)
+    *_, wrong = model.encoder.layer_states(*inputs)
+    assert (wrong - last).abs().max() > 0.1
+
+
 def test_bf16_autocast_is_close_to_fp32(variant, make_batch):
     masking, config = variant
     model, batch = build_model(config, seed=0), make_batch(config, **masking)

@@ -50,6 +50,12 @@ def test_both_parts_of_mnli():
     assert computed == {'matched_accuracy': 0.75, 'mismatched_accuracy': 0.5}
 
 
+@pytest.mark.parametrize('predictions', [np.zeros((3, 1)), np.zeros(2), 0.0])
+def test_predictions_of_another_shape_than_the_labels_are_refused(predictions):
+    with pytest.raises(ValueError, match=r'split dev: predictions and labels have shapes \(.*\) and \(3,\)'):
+        compute('rte', predictions, [0, 1, 1])
+
+
 def test_baselines():
     assert score_constant(TASKS['mnli'], np.array([0, 1, 2, 2])) == 0.5
     assert score_constant(TASKS['mrpc'], np.array([1, 1, 1, 0])) == 0.75
