@@ -103,7 +103,7 @@ def make_step(model: nn.Module, compute_loss: Step, precision: Precision) -> Ste
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)  # no warm-up: 12 layers diverge at more
 
     def step() -> Tensor:
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=precision is Precision.bf16):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=precision == Precision.bf16):
             loss = compute_loss()
         loss.backward()
         optimizer.step()
@@ -200,7 +200,7 @@ class Roofline:
 
     def __init__(self, shape: Shape, precision: Precision) -> None:
         keep_freed_memory()
-        dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
+        dtype = torch.bfloat16 if precision == Precision.bf16 else torch.float32
         random = partial(torch.randn, dtype=dtype, device=DEVICE)
         rows, size, masked = shape.tokens, shape.size, shape.batch * round(0.15 * shape.length)
         whole = [(rows, size, 3 * size), (rows, size, size), (rows, size, 4 * size), (rows, 4 * size, size)]

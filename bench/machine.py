@@ -72,7 +72,7 @@ def find_machine() -> Machine:
 def skip_if_slow(precision: Precision) -> None:
     """Skip the test if ``precision`` is bf16 and the device emulates it: a row would take an hour."""
     speeds = measure_speeds()
-    if precision is Precision.bf16 and speeds.bf16 < WORTHWHILE * speeds.fp32:
+    if precision == Precision.bf16 and speeds.bf16 < WORTHWHILE * speeds.fp32:
         pytest.skip(f'bf16 left out: {speeds.describe()}')
 
 

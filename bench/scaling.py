@@ -45,10 +45,10 @@ def collect_payloads(model: ModelConfig, sharding: Sharding, world_size: int, pa
     a step; the root is gathered once per microbatch under either FSDP2 sharding.
     """
     groups = list_groups(model)
-    if sharding is Sharding.ddp:
+    if sharding == Sharding.ddp:
         return {'all_reduce': FP32 * sum(count_padded(group, 1) for group in groups)}
     root, *layers = (FP32 * passes * count_padded(group, world_size) for group in groups)
-    gathers = 2 if sharding is Sharding.full_shard else 1
+    gathers = 2 if sharding == Sharding.full_shard else 1
     return {'all_gather': root + gathers * sum(layers), 'reduce_scatter': root + sum(layers)}
 
 

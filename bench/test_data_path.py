@@ -263,7 +263,7 @@ def train_bare(config: PretrainingConfig) -> None:
     batches = build_loader(config)
     for _ in range(config.training.max_samples // config.training.global_train_batch_size):
         batch = next(batches).to(DEVICE)
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=config.training.precision is Precision.bf16):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=config.training.precision == Precision.bf16):
             loss = model(batch).loss
         loss.backward()
         clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)

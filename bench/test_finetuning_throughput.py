@@ -77,7 +77,7 @@ def time_peer(
         output_dir=str(folder),
         per_device_train_batch_size=BATCH,
         num_train_epochs=1,
-        bf16=precision is Precision.bf16,
+        bf16=precision == Precision.bf16,
         use_cpu=not torch.cuda.is_available(),
         save_strategy='no',
         report_to='none',

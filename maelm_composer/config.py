@@ -4,7 +4,7 @@ There are four kinds of recipe: :class:`CorpusConfig` (``yamls/data/*.yaml``: do
 :class:`PretrainingConfig` (``yamls/*.yaml``: shards to a checkpoint), :class:`FinetuningConfig`
 (``yamls/finetune/*.yaml``: a checkpoint to scores) and :class:`SuiteConfig` (``yamls/suite/*.yaml``: a benchmark). The
 defaults are the paper's base setting (Meng et al., arXiv:2302.02060, preprint, Sec. 4.1, Tables 4 to 6). An object made
-in Python is not checked: a choice must be a member of its enum (``Precision.bf16``), not its name.
+in Python is not checked, as a recipe is; give members of the enums (``Precision.bf16``), not their names.
 """
 
 import math
@@ -53,15 +53,15 @@ class DecoderAttention(StrEnum):
 
     @property
     def has_self_attention(self) -> bool:
-        return self is not DecoderAttention.cross
+        return self != DecoderAttention.cross
 
     @property
     def has_cross_attention(self) -> bool:
-        return self is not DecoderAttention.bidirectional
+        return self != DecoderAttention.bidirectional
 
     @property
     def is_causal(self) -> bool:
-        return self is DecoderAttention.causal_cross
+        return self == DecoderAttention.causal_cross
 
 
 class Sharding(StrEnum):

@@ -106,13 +106,13 @@ def choose(asked: Precision, key: str, begun: Precision | None = None) -> Choice
     Raises:
         InputError: the precision is bf16, and the device has no bf16.
     """
-    if asked is Precision.fp32:
+    if asked == Precision.fp32:
         return Choice(asked)
     speeds = measure_speeds()
-    precision = begun or speeds.faster if asked is Precision.auto else asked
-    if precision is Precision.bf16 and not speeds.bf16:
+    precision = begun or speeds.faster if asked == Precision.auto else asked
+    if precision == Precision.bf16 and not speeds.bf16:
         raise InputError(f'{speeds.describe()}: give {key}=fp32, in a new folder if runs were begun in bf16')
-    if asked is Precision.bf16:
+    if asked == Precision.bf16:
         slowdown = speeds.fp32 / speeds.bf16
         notice = f'bf16 takes {slowdown:.1f} times as long as fp32 here: {key}=fp32, or auto, is faster'
         return Choice(precision, notice=notice if slowdown > 1 else '')
@@ -128,9 +128,9 @@ def choose_in(folder: Path, asked: Precision, key: str) -> Choice:
     Raises:
         InputError: as :func:`choose`, or precision.txt is not readable.
     """
-    begun = read_choice(folder) if asked is Precision.auto else None
+    begun = read_choice(folder) if asked == Precision.auto else None
     choice = choose(asked, key, begun)
-    if asked is not Precision.auto or begun is not None:
+    if asked != Precision.auto or begun is not None:
         return choice
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f'.{FILE}.{uuid.uuid4().hex}'

@@ -55,11 +55,11 @@ def check_config(config: Any) -> None:
             _require_folders(save_folder=config.save_folder)
             data, seeds = config.data, config.sweep.seeds
             _require(
-                data.source is not TaskSource.files or data.folder is not None,
+                data.source != TaskSource.files or data.folder is not None,
                 'data.source is files, so data.folder must name the folder that holds glue/<task>/ and squad_v2/',
             )
             _require(
-                data.source is TaskSource.files or data.folder is None,
+                data.source == TaskSource.files or data.folder is None,
                 f'data.folder {data.folder} is read with data.source=files only: add it, or remove data.folder',
             )
             _require(bool(seeds), 'sweep.seeds is empty: name at least one')
@@ -135,7 +135,7 @@ def _check_model(config: PretrainingConfig) -> None:
     )
     without = 'masking.{} without effect: {}; leave the key out'
     _require(
-        fraction > 0 or masking.encoder_mask_content is EncoderMaskContent.mask_token,
+        fraction > 0 or masking.encoder_mask_content == EncoderMaskContent.mask_token,
         without.format('encoder_mask_content', 'masking.encoder_mask_fraction is 0'),
     )
     reads_encoder = model.decoder is not None and not model.predicts_every_token
@@ -144,6 +144,6 @@ def _check_model(config: PretrainingConfig) -> None:
         without.format('decoder_resets_masks', 'no decoder gets a masked position from the encoder'),
     )
     _require(
-        fraction < 1 or masking.position_ids is PositionIds.aligned,
+        fraction < 1 or masking.position_ids == PositionIds.aligned,
         without.format('position_ids', 'masking.encoder_mask_fraction is 1, so no position is left out'),
     )

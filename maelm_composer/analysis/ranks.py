@@ -163,7 +163,7 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
         seed=options.seed,
         is_packed=pretrained.identity.implementation == 'ours',
     )
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision is Precision.bf16)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=options.precision == Precision.bf16)
     with torch.inference_mode(), autocast, tqdm(unit=' tokens', unit_scale=True, disable=None) as progress:
         for nth, view in enumerate(views):
             view = view.to(device)

@@ -80,7 +80,7 @@ def load_pretrained(
     found = find_encoder(checkpoint)
     if found is None:
         return _load_huggingface(checkpoint, implementation, dropout)
-    if implementation is Implementation.huggingface:
+    if implementation == Implementation.huggingface:
         raise InputError(f'{checkpoint} is a checkpoint of ours: implementation huggingface needs an exported folder')
     return load_ours(found, dropout)[0]
 
@@ -207,12 +207,12 @@ def _load_huggingface(name: str, implementation: Implementation, dropout: float 
     offset, obstacle = huggingface.find_position_offset(model), huggingface.explain_unsupported(theirs)
     if obstacle is None and offset not in (0, tokenizer.pad_token_id + 1):  # a token of that id would get no position
         obstacle = f'it takes id {offset - 1} for padding, its tokenizer {tokenizer.pad_token_id}'
-    if implementation is Implementation.ours and obstacle is not None:
+    if implementation == Implementation.ours and obstacle is not None:
         raise InputError(f'{name} cannot be computed by our encoder: {obstacle}; set implementation to auto')
     weights = {key: value for key, value in model.state_dict().items() if not key.startswith(huggingface.POOLER)}
     config: ModelConfig | None = None
     encoder: nn.Module = huggingface.HuggingFaceEncoder(model)
-    if obstacle is None and implementation is not Implementation.huggingface:
+    if obstacle is None and implementation != Implementation.huggingface:
         config, ours = huggingface.import_encoder(model)
         encoder = build(Encoder, config, ours, name)
     rows = max(getattr(theirs, 'max_position_embeddings', None) or 0, 0)  # XLNet's -1: no limit

@@ -59,9 +59,9 @@ def assert_readable(sources: list[SourceConfig]) -> None:
     no known kind, or no Parquet file with the column.
     """
     for source in sources:
-        if source.kind is not SourceKind.documentation:
+        if source.kind != SourceKind.documentation:
             next(iterate_documents([source]), None)
-        if source.kind is SourceKind.files and source.max_documents is None:
+        if source.kind == SourceKind.files and source.max_documents is None:
             for path in find_files(source):
                 if _find_kind(path) == '.parquet':
                     with _open_parquet(path, source.text_column):
@@ -90,7 +90,7 @@ def describe_source(source: SourceConfig) -> dict[str, Any]:
     for key in ('revision', 'joins_lines'):  # which the hashes of older shards do not have
         if not description[key]:
             del description[key]
-    if source.kind is SourceKind.files:
+    if source.kind == SourceKind.files:
         description['files'] = [[Path(path).name, os.path.getsize(path)] for path in find_files(source)]
     return description
 

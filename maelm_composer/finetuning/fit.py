@@ -132,7 +132,7 @@ def fit(
         for first in range(0, len(rows), microbatch_size):
             part = rows[first : first + microbatch_size]
             batch = collate(inputs, part, pad_id).to(device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision is Precision.bf16):
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == Precision.bf16):
                 scores = model(batch)
             share = model.compute_loss(scores, batch.targets) * (len(part) / len(rows))
             share.backward()
@@ -186,7 +186,7 @@ def predict(
     scores: list[np.ndarray] = [np.empty(0)] * len(inputs)
     batches = sort_for_evaluation(inputs.lengths, batch_size)
     # Around the loop: autocast keeps the bf16 weights until its end.
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16):
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == Precision.bf16):
         for rows in track(batches, len(batches), 'evaluation', 'batches'):
             outputs = model(collate(inputs, rows, pad_id).to(device)).cpu().numpy()
             is_fine = np.isfinite(outputs)

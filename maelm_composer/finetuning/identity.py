@@ -107,7 +107,7 @@ def describe_protocol(config: FinetuningConfig) -> dict[str, Any]:
         protocol['max_dev_examples'] = config.data.max_dev_examples
     if config.device_train_microbatch_size is not None:  # dropout draws for each microbatch
         protocol['device_train_microbatch_size'] = config.device_train_microbatch_size
-    if config.precision is Precision.bf16:
+    if config.precision == Precision.bf16:
         protocol['scores'] = 'fp32'  # earlier versions computed them in bf16
     if task.is_own:
         declaration = plain['tasks'][task.name].items()

@@ -28,7 +28,7 @@ def load_encoder(config: FinetuningConfig) -> Pretrained:
     if config.saves_model and pretrained.config is None:
         remedy = (
             'leave implementation=huggingface out'
-            if config.implementation is Implementation.huggingface
+            if config.implementation == Implementation.huggingface
             else 'RoBERTa, BERT and MPNet can (docs/export.md)'
         )
         raise InputError(f'saves_model: {config.checkpoint} is not imported as an encoder of ours: {remedy}')

@@ -97,7 +97,7 @@ class MaskedLanguageModel(nn.Module):
         """Set the attention kernel of every layer; a new model has ``auto``."""
         for module in self.modules():
             if isinstance(module, Attention):
-                module.backend = backend
+                module.backend = AttentionBackend(backend)
 
 
 def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None = None) -> MaskedLanguageModel:
@@ -122,7 +122,7 @@ def build_model(config: ModelConfig, seed: int, id_counts: Sequence[int] | None 
                         nn.init.zeros_(module.bias)
                 case RelativePositionBias():
                     module.reset_parameters(config.relative_position_init, config.initializer_range)
-        if config.head_bias_init is HeadBiasInit.unigram:
+        if config.head_bias_init == HeadBiasInit.unigram:
             if id_counts is None:
                 raise ValueError('model.head_bias_init unigram needs the id_counts of the training text')
             model.head.set_unigram_bias(id_counts)

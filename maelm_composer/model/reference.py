@@ -90,10 +90,10 @@ class Stack(nn.Module):
         super().__init__()
         self.input_projection: nn.Linear | None = None  # of a decoder of another width
         size, eps = stack.hidden_size, model.layer_norm_eps
-        self.is_causal = attention is DecoderAttention.causal_cross
+        self.is_causal = attention == DecoderAttention.causal_cross
         self.buckets = stack.relative_position_buckets
         self.bucketing = model.relative_position_max_distance, model.relative_position_function
-        if attention is DecoderAttention.cross:  # no self-attention
+        if attention == DecoderAttention.cross:  # no self-attention
             self.buckets = 0
         self.position_embeddings, self.embedding_norm = nn.Embedding(model.max_seq_len, size), nn.LayerNorm(size, eps)
         if self.buckets:
@@ -133,9 +133,9 @@ class Layer(nn.Module):
     def __init__(self, stack: ModelConfig | DecoderConfig, eps: float, attention: DecoderAttention) -> None:
         super().__init__()
         size, heads, inner = stack.hidden_size, stack.num_attention_heads, stack.intermediate_size
-        if attention is not DecoderAttention.cross:
+        if attention != DecoderAttention.cross:
             self.self_attention, self.self_attention_norm = Attention(size, heads), nn.LayerNorm(size, eps)
-        if attention is not DecoderAttention.bidirectional:
+        if attention != DecoderAttention.bidirectional:
             self.cross_attention, self.cross_attention_norm = Attention(size, heads), nn.LayerNorm(size, eps)
         self.intermediate, self.output = nn.Linear(size, inner), nn.Linear(inner, size)
         self.output_norm = nn.LayerNorm(size, eps)

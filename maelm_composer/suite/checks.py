@@ -57,7 +57,7 @@ def assert_own_runs(suite: Suite, models: Sequence[Model]) -> None:
         folder = str(suite.run_folder(model))
         if (record := read_record(folder)) is not None:
             config = suite.load_pretraining(model)
-            if config.training.precision is Precision.auto:  # which the run resolves
+            if config.training.precision == Precision.auto:  # which the run resolves
                 config = replace(config, training=replace(config.training, precision=record.training_precision))
             identity = identify(config, record.data_hash)
             assert_same_run(folder, record, identity, f'give --work another folder, or remove {folder}')
@@ -68,7 +68,7 @@ def assert_readable_tasks(suite: Suite, steps: Sequence[Step]) -> None:
     config = suite.finetuning
     for name in dict.fromkeys(name for step in steps for name in step.tasks):
         task = find_task(name, config.tasks)
-        if task.find_source(config.data.source) is TaskSource.files:
+        if task.find_source(config.data.source) == TaskSource.files:
             find_task_files(task, config.data)
             if name in config.tasks:
                 load_task_data(task, config.data)

@@ -75,7 +75,7 @@ def _measure(task: Task, config: TaskDataConfig) -> tuple[int, int, int]:
     """
     if not task.is_own:
         rows, dev_rows, length = TASK_SIZES[task.name]
-        if config.source is TaskSource.files:
+        if config.source == TaskSource.files:
             with suppress(InputError):  # files that are still to come have the official counts
                 rows, dev_rows = count_rows(task, config)
         return rows, dev_rows, length

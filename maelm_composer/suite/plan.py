@@ -90,7 +90,7 @@ def plan_suite(suite: Suite, artefacts: Sequence[Artefact], device: Device) -> l
     Raises:
         InputError: settings that cannot be read.
     """
-    if suite.precision is Precision.auto:
+    if suite.precision == Precision.auto:
         suite = replace(suite, precision=device.faster)
     evidence = device.select_same(read_evidence(suite.records, suite.scale))
     finetunings = load_folder(suite.finetuning_folder, parse_finetuning)
@@ -310,7 +310,7 @@ class _Planner:
         """The number of recorded runs of the search, found by task, checkpoint, protocol, point and seed."""
         protocol, points = describe_protocol(replace(config, task=task.name)), list_points(config, task)
         data_hash = None
-        if task.name in config.tasks and task.find_source(config.data.source) is TaskSource.files:
+        if task.name in config.tasks and task.find_source(config.data.source) == TaskSource.files:
             with contextlib.suppress(InputError):  # the rows are not on this machine
                 data_hash = load_task_data(task, config.data).hash
 

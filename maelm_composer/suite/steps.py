@@ -116,7 +116,7 @@ class Suite:
         config: PretrainingConfig = self._load(PretrainingConfig, *entries)
         if config.init_from is not None:  # its path would be published
             raise InputError(f'settings of {self.scale}: init_from: models of a suite begin anew: leave it out')
-        if config.training.precision is Precision.auto:
+        if config.training.precision == Precision.auto:
             config = replace(config, training=replace(config.training, precision=self.precision))
         seed = config.seed if model.seed is None else model.seed
         return replace(config, save_folder=str(self.run_folder(model)), run_name=model.run_name(self.scale), seed=seed)
@@ -126,7 +126,7 @@ class Suite:
         """The recipe of fine-tuning, of no checkpoint yet. Raises InputError for a key that the suite chooses."""
         config: FinetuningConfig = self._load(FinetuningConfig, *self.settings.finetuning, 'checkpoint=unknown')
         self._refuse(CHOSEN, self.settings.finetuning)
-        return replace(config, precision=self.precision) if config.precision is Precision.auto else config
+        return replace(config, precision=self.precision) if config.precision == Precision.auto else config
 
     def load_finetuning(self, model: Model, samples: int, tasks: Sequence[str]) -> FinetuningConfig:
         """The sweep over ``tasks`` from the checkpoint of ``model`` at ``samples``. Raises as :attr:`finetuning`."""

@@ -131,7 +131,7 @@ def run_cost(config: FinetuningConfig, epochs: float, training: float, evaluatio
         training: the size of the training set, in that unit.
         evaluation: the size of the dev sets.
     """
-    evaluations = 1 if config.evaluation is EvaluationProtocol.final else 2 * epochs
+    evaluations = 1 if config.evaluation == EvaluationProtocol.final else 2 * epochs
     return FORWARD_AND_BACKWARD * epochs * training + evaluations * evaluation
 
 

@@ -64,10 +64,10 @@ def load_task_data(task: Task, config: TaskDataConfig) -> TaskData:
             source does not have, or no network.
     """
     source = task.find_source(config.source)
-    if (source is TaskSource.demo) != task.is_demo:
+    if (source == TaskSource.demo) != task.is_demo:
         kind = 'is made by data.source=demo only' if task.is_demo else 'is not in data.source=demo'
         raise InputError(f'task {task.name} {kind}')
-    files = find_task_files(task, config) if source is TaskSource.files else []
+    files = find_task_files(task, config) if source == TaskSource.files else []
     stamps = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
     return _load(task, source, stamps, config.limit(task.name), config.max_dev_examples)
 

@@ -64,7 +64,7 @@ class PretrainingModel(ComposerModel):
         model.fsdp_wrap_fn = lambda module: isinstance(module, Layer)  # type: ignore[assignment]
         self.model = model
         keep_buffers_from_ddp(self)
-        self.is_bf16 = precision is Precision.bf16
+        self.is_bf16 = precision == Precision.bf16
 
     def forward(self, batch: Batch) -> Any:
         """The model's output for a batch, whose tensors Composer hands on in a plain list or tuple."""

@@ -109,9 +109,9 @@ class Plan:
 
     def _describe_schedule(self) -> str:
         training, optimizer = self.config.training, self.config.optimizer
-        if optimizer.schedule is Schedule.constant:
+        if optimizer.schedule == Schedule.constant:
             return 'constant'
-        shape = ' as a cosine' * (optimizer.schedule is Schedule.cosine)
+        shape = ' as a cosine' * (optimizer.schedule == Schedule.cosine)
         text = f'to 0{shape} at '
         for end in training.extends:
             rate = share_of_peak(optimizer, training, end) * optimizer.learning_rate

@@ -56,7 +56,7 @@ def start_rank(training: TrainingConfig) -> Device:
         torch.set_num_threads(min(torch.get_num_threads(), max(1, count_cores() // local_ranks)))
     # Composer's default is TF32, but training.precision=fp32 promises fp32.
     device = DeviceGPU(allow_tf32=False) if gpus else DeviceCPU()
-    if dist.get_world_size() > 1 or training.sharding is not Sharding.ddp:
+    if dist.get_world_size() > 1 or training.sharding != Sharding.ddp:
         # A collective waits for the slowest rank, which may be downloading or waiting for an object store.
         dist.initialize_dist(device, timeout=1800 + 60 * training.max_outage_minutes)
     return device

@@ -127,7 +127,7 @@ class _Run:
         training = dataclasses.replace(config.training, precision=self.precision.precision)
         self.config = dataclasses.replace(config, training=training)
         self.identity = identify(self.config, self.manifest.content_hash)
-        self.is_sharded = training.sharding is not Sharding.ddp
+        self.is_sharded = training.sharding != Sharding.ddp
         with raise_on_all_ranks():
             if self.is_first:
                 assert_same_run(self.folder.uri, self.record, self.identity)
@@ -215,7 +215,7 @@ class _Run:
         config = self.config
         counts = None
         with raise_on_all_ranks():
-            if config.model.head_bias_init is HeadBiasInit.unigram:
+            if config.model.head_bias_init == HeadBiasInit.unigram:
                 counts = load_id_counts(config.data.remote)
         self.model = build_model(config.model, config.seed, counts)
         self.model.select_attention(config.training.attention)
@@ -255,7 +255,7 @@ class _Run:
             allow_graphs()
             self.model.compile(fullgraph=not self.is_sharded, dynamic=False)
         # Parameters and gradients stay fp32; the adapter enters autocast for bf16.
-        fsdp = FSDP2Config(reshard_after_forward=training.sharding is Sharding.full_shard, mixed_precision='FULL')
+        fsdp = FSDP2Config(reshard_after_forward=training.sharding == Sharding.full_shard, mixed_precision='FULL')
         adapter = PretrainingModel(self.model, training.precision)
         optimizer = build_optimizer(adapter.parameters(), config.optimizer)
         return Trainer(
