@@ -127,7 +127,7 @@ class MaskingConfig:
     decoder_resets_masks: bool = False  # true: the decoder reads e_[MASK] at masks that the encoder saw
     position_ids: PositionIds = PositionIds.aligned  # consecutive: renumbered (Table 2)
     masks_special_tokens: bool = False  # true: [CLS] and [SEP] are masked like other tokens, as by the authors
-    rounds_at_random: bool = False  # true: floor(0.15 N + U[0, 1)) masks in a row, as by the authors
+    rounds_at_random: bool = False  # true: floor(mlm_probability·N + U[0, 1)) masks in a row, as by the authors
 
 
 @dataclass

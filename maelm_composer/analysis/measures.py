@@ -1,9 +1,10 @@
-"""Effective rank, subspaces of [MASK] and real tokens, distance to rank one. Energy: Σ σ_i² (paper: variance).
+"""Effective rank, subspaces of [MASK] and real tokens, and the distance of real tokens from a matrix of rank one.
 
-Ranks and subspaces come from a Gram matrix: one pass over any number of rows, in the memory of one D x D matrix.
+Source: Meng et al., arXiv:2302.02060 (preprint), Sec. 2.2, "Empirical Evidence":
+rank_τ(H) = the least k with σ_1² + ... + σ_k² >= τ (σ_1² + ... + σ_d²). σ_i² is the i-th largest eigenvalue of HᵀH.
+The sum of all σ_i² is called energy here (paper: variance).
 
-(Meng et al., arXiv:2302.02060, preprint, Sec. 2.2, "Empirical Evidence"):
-rank_τ(H) = the least k with σ_1² + ... + σ_k² >= τ (σ_1² + ... + σ_d²), and σ_i² are the eigenvalues of HᵀH.
+Ranks and subspaces come from the Gram matrix HᵀH: one pass over any number of rows, in the memory of one D x D matrix.
 """
 
 import torch
@@ -13,7 +14,9 @@ from maelm_composer.errors import InputError
 
 THRESHOLD = 0.9
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the principal angles
-ROUNDING = 1e-9  # tolerance of the threshold: with ten equal σ and rounding errors, the rank at 0.9 is 9, not 10
+# Relative tolerance of rounding errors: with ten equal σ the rank at 0.9 is 9, not 10; and centred rows that are all
+# equal leave an energy near zero, not zero.
+ROUNDING = 1e-9
 
 
 class Gram:
@@ -108,12 +111,12 @@ def measure_principal_angles(one: Tensor, other: Tensor) -> list[float]:
 
 
 class RankOneResidual:
-    """Mean over sequences of ‖R‖_{1,∞} / ‖H_R‖_{1,∞} with R = H_R - 1hᵀ (App. A of the paper).
+    """Mean over blocks of ‖R‖_{1,∞} / ‖H_R‖_{1,∞} with R = H_R - 1hᵀ (Theorem 2.2; Sec. 2.2 and App. A of the paper).
 
     ‖·‖_{1,∞} is the geometric mean of ‖·‖_1, the largest column sum of absolute values, and ‖·‖_∞, the largest row sum.
-    The residual is 0 if a sequence's real tokens have one representation. The proof of Theorem 2.2 bounds ‖R‖ through
-    attention alone, which does not leave a sequence, hence the mean over sequences. Here whole layers are measured,
-    with skip connections and the feed-forward network.
+    The residual is 0 if all real tokens of a block have one representation. The proof of Theorem 2.2 bounds ‖R‖ through
+    attention alone. Attention does not leave a block, so each block has its own residual. Here whole layers are
+    measured, with skip connections and the feed-forward network.
 
     PAPER-SILENT: the norm that h minimises (here Frobenius, so h is the mean token), and the division by ‖H_R‖_{1,∞},
     which makes layers of different scale comparable.
@@ -124,7 +127,7 @@ class RankOneResidual:
         self._count = 0
 
     def add(self, rows: Tensor, sizes: Tensor) -> None:
-        """Add K sequences: (n, D) real tokens, sequence after sequence, and (K,) ``sizes``. Size 1 is ignored."""
+        """Add K blocks: (n, D) real tokens, block after block, and (K,) ``sizes``. A block of size 1 is ignored."""
         if not len(sizes):
             return
         rows = rows.float()
@@ -135,9 +138,9 @@ class RankOneResidual:
         self._count += len(ratios)
 
     def get_mean(self) -> float:
-        """The mean. Raises InputError if no sequence had two real tokens."""
+        """The mean. Raises InputError if no block had two real tokens."""
         if self._count == 0:
-            raise InputError('no row has two real tokens: give longer texts')
+            raise InputError('no block of the rows has two real tokens without a [MASK]: give longer texts')
         return self._sum / self._count
 
 

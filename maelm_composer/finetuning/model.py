@@ -62,7 +62,7 @@ class SpanHead(nn.Module):
 
 
 class FinetuningModel(nn.Module):
-    """An encoder, called as :class:`model.encoder.Encoder`, and a head that reads its first token, for spans all."""
+    """An encoder, called as :class:`model.encoder.Encoder`, and a head on its first token or, for spans, on each."""
 
     def __init__(self, encoder: nn.Module, hidden_size: int, task: Task, dropout: float, seed: int) -> None:
         """Keeps ``encoder``; ``dropout`` is the head's alone. ``seed`` draws the head's initial weights, and torch's
@@ -82,15 +82,19 @@ class FinetuningModel(nn.Module):
         tokens = batch.input_ids, batch.position_ids, batch.segment_ids
         if self.kind == SPAN:
             return self.head(self.encoder(*tokens), batch.is_candidate)
-        # The last layer computes the first token only.
+        # Our encoder's last layer computes the first token only; a Hugging Face encoder computes all.
         first = torch.zeros_like(batch.input_ids[:, :1])
         outputs = self.head(self.encoder(*tokens, predicted_index=first).squeeze(1))
         return outputs.squeeze(-1) if self.kind == REGRESSION else outputs
 
     def compute_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of fp32 scores: cross-entropy, squared error, or the mean of the start's and the end's."""
+        """Mean loss of fp32 ``scores``, an output of :meth:`forward`, for (B,) or, for spans, (B, 2) ``targets``.
+
+        Cross-entropy, squared error or, for spans, the mean of the cross-entropies of start and end.
+        """
         if self.kind == CLASSIFICATION:
             return functional.cross_entropy(scores, targets)
         if self.kind == REGRESSION:
             return functional.mse_loss(scores, targets)
+        # (B, S, 2) -> (2B, S): start and end scores of each row in turn, like the (2B,) targets.
         return functional.cross_entropy(scores.transpose(1, 2).flatten(0, 1), targets.flatten())

@@ -1,4 +1,4 @@
-"""The batch of pretraining: masking rows of token ids, and splitting each into the inputs of encoder and decoder."""
+"""The batch of pretraining: masked rows of token ids, split into the inputs of encoder and decoder (Sec. 3, 4.3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +46,8 @@ class MaskingCollator:
 
     A sample is a packed row: ``[CLS] … [SEP] [CLS] … [SEP]``, with [PAD] at the end alone. Its special tokens have the
     ids of ``data/special_tokens.py``, and [MASK] is ``vocab_size - 1``; other ids are not detected. Of a row's N slots,
-    padding counted, round(p·N) are masked. The masks are a function of (seed, epoch, row).
+    padding counted, round(p·N) are masked, or floor(p·N + U[0, 1)) with ``rounds_at_random``. The masks are a function
+    of (seed, epoch, row).
     """
 
     masking: MaskingConfig

@@ -43,7 +43,10 @@ def count_masked(masking: MaskingConfig, length: int) -> tuple[int, int]:
 
 
 def count_visible(masking: MaskingConfig, length: int) -> int:
-    """S for rows of N = ``length`` tokens: all unmasked positions and the share δ of the masked ones (Sec. 4.3)."""
+    """S for rows of N = ``length`` tokens: all unmasked positions and the share δ of the masked ones (Sec. 4.3).
+
+    A row with the fewest masks has the longest encoder input, so S is its length; other rows have unused slots.
+    """
     fewest, _ = count_masked(masking, length)
     return length - fewest + round(masking.encoder_mask_fraction * fewest)
 
@@ -75,6 +78,7 @@ def draw_masked_positions(
     _, most = count_masked(masking, length)
     counts = np.full(len(rows), most, np.int64)
     if masking.rounds_at_random:
+        # 64-bit integers next to 2**64 give U = 1.0 in double precision: one mask too many where p·N is whole.
         uniform = draw_bits(seed, epochs, rows, 1, COUNT_STREAM)[:, 0] / 2.0**64
         counts = np.floor(masking.mlm_probability * length + uniform).astype(np.int64).clip(max=most)
     too_few = np.flatnonzero(is_maskable.sum(axis=1) < counts)

@@ -2,8 +2,9 @@
 
 from maelm_composer.config import DecoderConfig, ModelConfig
 
-# Size of the first axis, which FSDP2 divides among the ranks, and the product of the other axes. A weight, its bias and
-# a LayerNorm after it share the first axis and are one entry: fan-in + 1 (+ 2).
+# Size of the first axis, which FSDP2 divides among the ranks, and the product of the other axes. A linear layer's
+# weight and bias, and those of a LayerNorm behind it, share the first axis and are one entry: (outputs, inputs + 1),
+# or (outputs, inputs + 3) with the LayerNorm.
 Parameter = tuple[int, int]
 
 

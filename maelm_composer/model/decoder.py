@@ -14,7 +14,11 @@ from maelm_composer.model.stack import Stack, build_attention_bias
 
 
 class Decoder(Stack):
-    """A shallow stack over the row: h_i^L where the encoder saw token i, else e_[MASK]; if causal, the token before."""
+    """A shallow stack over the N positions of a row (Sec. 3), discarded after pretraining.
+
+    The input is h_i^L where the encoder saw token i, else e_[MASK]. A causal decoder (Table 2, "uni. self-attention")
+    reads the token before each position instead.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -22,7 +26,7 @@ class Decoder(Stack):
         assert decoder is not None
         self.mask_id = config.vocab_size - 1
         size = decoder.hidden_size
-        # Sec. 4.3, "Decoder Size"
+        # Sec. 4.3, "Decoder Size". PAPER-SILENT: e_[MASK], a vector of the encoder's width, is projected, too.
         self.input_projection = nn.Linear(config.hidden_size, size) if size != config.hidden_size else None
         self.make_modules(decoder, config, decoder.attention)
 
@@ -49,7 +53,7 @@ class Decoder(Stack):
         return self._project(inputs)
 
     def _build_memory(self, encoded: Tensor, segments: Tensor, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
-        """What cross-attention reads, (B, S, D_dec), and its (B, 1, T, S) bias for queries with (B, T) ``segments``."""
+        """Cross-attention's memory, (B, S, D_dec), and its (B, 1, T, S) bias for queries in (B, T) ``segments``."""
         if not self.has_cross_attention:
             return None, None
         bias = build_attention_bias(segments, take_padded(batch.segment_ids, batch.visible_index), None)
@@ -82,9 +86,10 @@ def take_padded(values: Tensor, index: Tensor, fill: int = 0) -> Tensor:
 
 
 def shift_right(labels: Tensor, positions: Tensor) -> Tensor:
-    """(B, N) labels -> (B, N) the token before each position; at a block's start [CLS].
+    """(B, N) labels -> (B, N) the token before each position; [CLS] at a block's start.
 
-    Sec. 4.3: "the entire sequence". PAPER-SILENT: no label (-100) for each block's [CLS], nor for padding.
+    Sec. 4.3, "Decoder Attention" (2): "autoregressive decoding of the entire sequence". PAPER-SILENT: the [CLS] of each
+    block is read but not predicted, so it has no label (-100); nor has padding. -100 becomes [CLS], the lowest id.
     """
     before = functional.pad(labels, (1, -1), value=CLS_ID)
     return before.masked_fill(positions == 0, CLS_ID).clamp(min=CLS_ID)

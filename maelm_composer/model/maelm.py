@@ -22,8 +22,8 @@ from maelm_composer.model.relative_position import RelativePositionBias
 class MaskedLMHead(nn.Module):
     """Dense -> GELU -> LN -> product with the encoder's token table + bias, the logits over the vocabulary (Eq. 1).
 
-    A decoder of another width than the encoder's needs a projection to D before the product (Sec. 4.3, "Decoder Size").
-    PAPER-SILENT: all but the product; as RoBERTa's and the authors' code.
+    PAPER-SILENT: all but the product, as in RoBERTa's and the authors' code. If the decoder is not as wide as the
+    encoder, a projection to D precedes the product; Sec. 4.3, "Decoder Size", names only the projection of the input.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -54,7 +54,7 @@ class MaskedLMHead(nn.Module):
 
 
 class MaskedLMOutput(NamedTuple):
-    """What one batch gives; ``loss`` alone has a gradient."""
+    """The output for one batch; ``loss`` alone has a gradient."""
 
     loss: Tensor  # scalar, nats: mean over the predicted tokens of the batch, fp32
     # (B, M, V), detached: torch.compile would allocate a gradient of zeros this large. Under autocast they are bf16, so

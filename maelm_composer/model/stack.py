@@ -1,4 +1,4 @@
-"""What encoder and decoder share: absolute positions, the bias of the self-attention, and post-LN layers."""
+"""The parts that encoder and decoder share: absolute positions, the bias of the self-attention, post-LN layers."""
 
 import torch
 from torch import Tensor, nn

@@ -26,8 +26,8 @@ class Standing:
     total: int  # runs
     records: list[Finetuning]
     running: int
-    cost_left: float  # in the unit of cost_done
-    cost_done: float
+    cost_left: float  # characters that pass forward through the encoder, as Job.cost (sweep/run.py)
+    cost_done: float  # as cost_left
 
 
 class Progress:

@@ -12,7 +12,7 @@ from maelm_composer.training.plan import share_of_peak
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig | FinetuningConfig) -> AdamW:
-    """torch's AdamW, whose weight decay is decoupled from the gradient and multiplied by the learning rate."""
+    """torch's AdamW (Tables 4 to 6), whose weight decay is decoupled and multiplied by the learning rate."""
     # PAPER-SILENT: which parameters decay. All do, with biases and LayerNorms, as in the authors' code.
     return AdamW(
         parameters,

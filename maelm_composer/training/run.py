@@ -250,8 +250,8 @@ class _Run:
         """The callbacks' order matters: gradients are averaged, then clipped; batches logged, then saved."""
         config, training, plan = self.config, self.config.training, self.plan
         if training.compile:
-            # Shapes never change; validation is a second graph. FSDP2 gathers weights between layers, which breaks the
-            # graph there.
+            # One graph for training and one for validation; a smaller last batch or microbatch has a graph of its own.
+            # FSDP2 gathers weights between layers, which breaks the graph there.
             allow_graphs()
             self.model.compile(fullgraph=not self.is_sharded, dynamic=False)
         # Parameters and gradients stay fp32; the adapter enters autocast for bf16.

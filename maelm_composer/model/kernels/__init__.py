@@ -1,5 +1,6 @@
-"""Functions written by hand for speed, each beside a plain twin of the same arguments, but for hints of speed.
+"""Functions written by hand for speed.
 
-A kernel and its ``plain_`` twin are equal in value and in every gradient (tests/model/test_kernels.py). The twin
-defines the function; the kernel computes the same faster.
+Each kernel has a plain twin, ``plain_...``, in the same module. The twin defines the function; the kernel computes the
+same values and gradients faster (tests/model/test_kernels.py). Arguments that only choose how a kernel computes
+(``is_tied`` of ``embed``, ``backend`` of ``attend``) are missing in the twin. ``materialize`` is the identity.
 """

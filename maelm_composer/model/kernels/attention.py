@@ -57,8 +57,9 @@ def plain_attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropou
 class _CompiledAttention(torch.autograd.Function):
     """Dense attention that the compiler turns into one pass over the scores between two matrix products.
 
-    Divides the (Q, Dh) output, not the larger (Q, K) weights, by the softmax's total, and takes the mean in its
-    gradient over Dh, not over K. Autograd's own backward pass needs further passes over the scores.
+    The forward pass divides the (Q, Dh) output, not the larger (Q, K) weights, by the softmax's total. The backward
+    pass needs each query's mean gradient under its K probabilities, and takes this mean as a sum over Dh, as
+    FlashAttention's rowsum(dO * O) (arXiv:2205.14135). Autograd's backward pass needs more passes over the scores.
     """
 
     @staticmethod
@@ -74,13 +75,13 @@ class _CompiledAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         query, key, value, weights, total, attended = ctx.saved_tensors
         scale = query.shape[-1] ** -0.5
-        gradient = (gradients[0].float() / total).to(value.dtype)
-        of_weights = torch.bmm(gradient, value.transpose(1, 2)).float()
-        mean = (gradient.float() * attended.float()).sum(-1, keepdim=True)  # of ``of_weights`` under the probabilities
-        of_scores = (weights.float() * (of_weights - mean)).to(value.dtype)
-        of_query = torch.bmm(of_scores, key) * scale
-        of_key = torch.bmm(of_scores.transpose(1, 2), query) * scale
-        return of_query, of_key, torch.bmm(weights.transpose(1, 2), gradient), of_scores
+        grad_output = (gradients[0].float() / total).to(value.dtype)  # ``weights`` are probabilities times ``total``
+        grad_weights = torch.bmm(grad_output, value.transpose(1, 2)).float()
+        mean = (grad_output.float() * attended.float()).sum(-1, keepdim=True)  # of a row of ``grad_weights``
+        grad_scores = (weights.float() * (grad_weights - mean)).to(value.dtype)
+        grad_query = torch.bmm(grad_scores, key) * scale
+        grad_key = torch.bmm(grad_scores.transpose(1, 2), query) * scale
+        return grad_query, grad_key, torch.bmm(weights.transpose(1, 2), grad_output), grad_scores
 
 
 def materialize(values: Tensor) -> Tensor:
