@@ -171,7 +171,7 @@ def _accumulate(pretrained: Pretrained, source: RowSource, options: RankOptions)
             for number, states in enumerate(encoder.layer_states(view.plain_ids, *where)):
                 layers[number].real.add(states[view.is_real])
             is_kept = view.is_real & ~view.is_masked
-            _, sizes = view.number_sequences()[is_kept].unique_consecutive(return_counts=True)
+            _, sizes = view.number_blocks()[is_kept].unique_consecutive(return_counts=True)
             for number, states in enumerate(encoder.layer_states(view.masked_ids, *where)):
                 kept = states[is_kept]
                 layers[number].kept.add(kept)

@@ -136,7 +136,7 @@ class View:
     def to(self, device: torch.device) -> 'View':
         return View(**{name: tensor.to(device) for name, tensor in vars(self).items()})
 
-    def number_sequences(self) -> Tensor:
+    def number_blocks(self) -> Tensor:
         """(B, S) a number for each position that identifies its row and block."""
         rows = torch.arange(len(self.segment_ids), device=self.segment_ids.device)
         return self.segment_ids + rows[:, None] * (self.segment_ids.max() + 1)

@@ -61,8 +61,8 @@ class MaskingCollator:
         rows = np.array([sample['row'] for sample in samples], np.int64)
         epochs = np.array([sample['epoch'] for sample in samples], np.int64)
         is_masked, is_fed_masked = self._draw(ids, epochs, rows)
-        fed_ids = np.where(is_fed_masked, self._content(ids, epochs, rows), ids)
-        return self._view(ids, fed_ids, is_masked, is_fed_masked)
+        fed_ids = np.where(is_fed_masked, self._draw_replacements(ids, epochs, rows), ids)
+        return self._split(ids, fed_ids, is_masked, is_fed_masked)
 
     def read_masks(self, ids: Ids) -> Batch:
         """The batch whose masks are the [MASK]s in (B, N) ``ids``; S and M are the largest of a row.
@@ -73,10 +73,10 @@ class MaskingCollator:
         is_masked = ids == self.vocab_size - 1
         is_fed_masked = is_masked & (is_masked.cumsum(axis=1) <= self._count_fed(is_masked.sum(axis=1))[:, None])
         zeros = np.zeros(len(ids), np.int64)
-        content = self._content(ids, epochs=zeros, rows=zeros)
-        fed_ids = np.where(is_fed_masked, content, ids)
-        widths = [int(flags.sum(axis=1).max()) for flags in (~is_masked | is_fed_masked, is_masked)]
-        return self._view(ids, fed_ids, is_masked, is_fed_masked, widths)
+        replacements = self._draw_replacements(ids, epochs=zeros, rows=zeros)
+        fed_ids = np.where(is_fed_masked, replacements, ids)
+        num_visible, num_masked = (~is_masked | is_fed_masked).sum(axis=1).max(), is_masked.sum(axis=1).max()
+        return self._split(ids, fed_ids, is_masked, is_fed_masked, (int(num_visible), int(num_masked)))
 
     def _count_fed(self, masked: Any) -> Any:
         """How many of ``masked`` positions stay in the encoder's input (δ, Sec. 4.3)."""
@@ -88,13 +88,13 @@ class MaskingCollator:
         if not self.masking.masks_special_tokens:
             is_maskable &= (ids != CLS_ID) & (ids != SEP_ID)
         drawn, counts = draw_masked_positions(is_maskable, self.masking, self.seed, epochs, rows)
-        rank = np.arange(drawn.shape[1])[None]
+        order = np.arange(drawn.shape[1])[None]
         is_masked, is_fed_masked = np.zeros_like(is_maskable), np.zeros_like(is_maskable)
-        np.put_along_axis(is_masked, drawn, rank < counts[:, None], axis=1)
-        np.put_along_axis(is_fed_masked, drawn, rank < self._count_fed(counts)[:, None], axis=1)
+        np.put_along_axis(is_masked, drawn, order < counts[:, None], axis=1)
+        np.put_along_axis(is_fed_masked, drawn, order < self._count_fed(counts)[:, None], axis=1)
         return is_masked, is_fed_masked
 
-    def _content(self, ids: Ids, epochs: Ids, rows: Ids) -> Ids:
+    def _draw_replacements(self, ids: Ids, epochs: Ids, rows: Ids) -> Ids:
         """(B, N) ids that replace the original ones at masked positions in the encoder's input."""
         match self.masking.encoder_mask_content:
             case EncoderMaskContent.mask_token:
@@ -104,12 +104,12 @@ class MaskingCollator:
                 num_real_tokens = self.vocab_size - NUM_LEADING_SPECIALS - 1
                 return (NUM_LEADING_SPECIALS + bits % np.uint64(num_real_tokens)).astype(np.int64)
 
-    def _view(
-        self, ids: Ids, fed_ids: Ids, is_masked: Flags, is_fed_masked: Flags, widths: Sequence[int] = ()
+    def _split(
+        self, ids: Ids, fed_ids: Ids, is_masked: Flags, is_fed_masked: Flags, sizes: tuple[int, int] | None = None
     ) -> Batch:
-        """Split (B, N) masked rows into the inputs of encoder and decoder, with ``widths`` S and M or the recipe's."""
+        """Split (B, N) masked rows into the inputs of encoder and decoder, with ``sizes`` S and M or the recipe's."""
         length = ids.shape[1]
-        num_visible, num_masked = widths or (count_visible(self.masking, length), count_masked(self.masking, length)[1])
+        num_visible, num_masked = sizes or (count_visible(self.masking, length), count_masked(self.masking, length)[1])
         is_padding = ids == PAD_ID
         is_start = ids == CLS_ID
         segment_ids = np.where(is_padding, 0, is_start.cumsum(axis=1))

@@ -23,7 +23,12 @@ class Attention(nn.Module):
         self.output = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, queries: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
-        """(B, Q, D) queries, (B, K, D) memory or None for self-attention, (B, ·, Q, K) bias -> (B, Q, D)."""
+        """(B, Q, D) ``queries`` -> (B, Q, D).
+
+        Args:
+            memory: (B, K, D) source of keys and values; None: ``queries`` (self-attention), projected in one product.
+            bias: (B, 1 or H, Q, K), added to the scaled scores.
+        """
         if memory is None:
             query, key, value = self._split_heads(self.query_key_value(queries), 3)
         else:

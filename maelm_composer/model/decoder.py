@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from maelm_composer.config import ModelConfig
 from maelm_composer.data.special_tokens import CLS_ID
-from maelm_composer.masking.collate import Batch
+from maelm_composer.masking.collate import IGNORED_LABEL, Batch
 from maelm_composer.model.kernels.attention import materialize
 from maelm_composer.model.kernels.embedding import embed
 from maelm_composer.model.kernels.filled_row import fill_row
@@ -32,7 +32,7 @@ class Decoder(Stack):
 
     def forward(self, encoded: Tensor, token_table: Tensor, batch: Batch) -> Tensor:
         """(B, S, D) encoder outputs and the (V, D) token table -> (B, M, D_dec) at ``batch.predicted_index``."""
-        predicted = batch.predicted_index.clamp(max=batch.segment_ids.shape[1] - 1)  # an unused slot has no label
+        predicted = batch.predicted_index.clamp(max=batch.segment_ids.shape[1] - 1)  # unused slots have no label
         row = self._read_row(encoded, token_table, batch), batch.original_position_ids, batch.segment_ids
         if self.has_self_attention:
             inputs, positions, segments = row
@@ -89,7 +89,7 @@ def shift_right(labels: Tensor, positions: Tensor) -> Tensor:
     """(B, N) labels -> (B, N) the token before each position; [CLS] at a block's start.
 
     Sec. 4.3, "Decoder Attention" (2): "autoregressive decoding of the entire sequence". PAPER-SILENT: the [CLS] of each
-    block is read but not predicted, so it has no label (-100); nor has padding. -100 becomes [CLS], the lowest id.
+    block is read but not predicted, so it has no label; nor has padding, whose place [CLS] takes here.
     """
     before = functional.pad(labels, (1, -1), value=CLS_ID)
-    return before.masked_fill(positions == 0, CLS_ID).clamp(min=CLS_ID)
+    return before.masked_fill((positions == 0) | (before == IGNORED_LABEL), CLS_ID)

@@ -66,10 +66,11 @@ class Layer(nn.Module):
         """As :meth:`forward`, which may keep no activations of it."""
         if self.has_self_attention:
             assert bias is not None
-            whole = None
-            if predicted_index is not None:
-                whole, hidden = hidden, take_positions(hidden, predicted_index)
-            attended = self.self_attention(hidden, whole, bias)
+            if predicted_index is None:
+                attended = self.self_attention(hidden, None, bias)
+            else:
+                row, hidden = hidden, take_positions(hidden, predicted_index)
+                attended = self.self_attention(hidden, row, bias)
             hidden = self.self_attention_norm(hidden + self.dropout(attended))
         if self.has_cross_attention:
             assert memory is not None

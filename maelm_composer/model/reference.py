@@ -158,13 +158,17 @@ class Attention(nn.Module):
 
     def forward(self, queries: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
         """(B, Q, D), (B, K, D) and (B, 1 or H, Q, K) -> (B, Q, D)."""
-        projections = zip(self.query_key_value.weight.chunk(3), self.query_key_value.bias.chunk(3), strict=True)
-        query, key, value = (
-            functional.linear(inputs, *projection).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for inputs, projection in zip((queries, memory, memory), projections, strict=True)
-        )
+        query_weight, key_weight, value_weight = self.query_key_value.weight.chunk(3)
+        query_offset, key_offset, value_offset = self.query_key_value.bias.chunk(3)
+        query = self.split_heads(functional.linear(queries, query_weight, query_offset))
+        key = self.split_heads(functional.linear(memory, key_weight, key_offset))
+        value = self.split_heads(functional.linear(memory, value_weight, value_offset))
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias.to(query.dtype))
         return self.output(attended.transpose(1, 2).flatten(2))
+
+    def split_heads(self, projected: Tensor) -> Tensor:
+        """(B, T, D) -> (B, H, T, d_h)."""
+        return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 def separate(query_segments: Tensor, key_segments: Tensor) -> Tensor:

@@ -115,9 +115,12 @@ class Forecast:
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
-        # A step is found without its tasks, which are its parts.
-        parts = [(replace(i.step, tasks=()), part, seconds) for i in items for part, seconds in i.left.items()]
-        self._left = {(step, part): seconds for step, part, seconds in parts if seconds}
+        self._left = {
+            (replace(item.step, tasks=()), part): seconds  # a step is found without its tasks, which are its parts
+            for item in items
+            for part, seconds in item.left.items()
+            if seconds
+        }
         self._planned: defaultdict[Kind, float] = defaultdict(float)
         self._took: defaultdict[Kind, float] = defaultdict(float)
         self._is_whole = True

@@ -128,8 +128,8 @@ class _Sweep:
         self.config, self.tasks, self.facts, self.place = config, tasks, facts, place
         self.num_gpus = num_gpus  # of a run; kept when a machine with GPUs leaves, since the precision is theirs
         settings = config.sweep
-        needs = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=num_gpus, max_retries=settings.max_retries)
-        self.make_run = needs(make_run)  # once: Ray sends every new remote function to every worker
+        remote = ray.remote(num_cpus=settings.cpus_per_run, num_gpus=num_gpus, max_retries=settings.max_retries)
+        self.make_run = remote(make_run)  # once: Ray sends every new remote function to every worker
         self.jobs: dict[str, list[Job]] = {task.name: [] for task in tasks}
         self.waiting: list[Job] = []
         self.running: dict[Any, Job] = {}

@@ -91,7 +91,10 @@ def refuse_searched(config: FinetuningConfig, entries: Sequence[str]) -> None:
     """
     files, pairs = split_arguments(entries)
     given = [pair.partition('=')[0] for pair in pairs]
-    given += [key for file in files if 'sweep.search' not in (keys := read_keys(file)) for key in sorted(keys)]
+    for file in files:
+        keys = read_keys(file)
+        if 'sweep.search' not in keys:
+            given += sorted(keys)
     if 'seed' in given:
         raise InputError(f'seed: a sweep has its own, sweep.seeds={config.sweep.seeds}: set these')
     for name in (field.name for field in dataclasses.fields(SearchSpace) if field.name in given):
@@ -141,10 +144,10 @@ def run_cost(config: FinetuningConfig, epochs: float, training: float, evaluatio
 def select_point(records: Sequence[Finetuning]) -> Point | None:
     """The best point of one task's records; None if no run finished.
 
-    The best point has the most finished seeds, then the highest median score over the seeds that were tried at all
-    points, then the lowest learning rate, the smallest batch, the fewest epochs and the shortest warm-up. Runs of
-    the best point on further seeds therefore never change the choice, even if another point was repeated, too, before
-    a run that had failed succeeded.
+    The best point has the most finished seeds. Among equals it has the highest median score over the seeds that were
+    tried at every point (over its own where there is none), then the lowest learning rate, the smallest batch, the
+    fewest epochs and the shortest warm-up. Runs of the best point on further seeds
+    therefore never change the choice.
     """
     scores: dict[Point, dict[int, float]] = defaultdict(dict)
     tried: dict[Point, set[int]] = defaultdict(set)
@@ -153,11 +156,12 @@ def select_point(records: Sequence[Finetuning]) -> Point | None:
         if isinstance(record, FinetuningRecord):
             scores[record.point][record.seed] = record.score
     everywhere = set.intersection(*tried.values()) if tried else set()
-    merits = {
-        point: (len(of_point), median(of_point[seed] for seed in of_point.keys() & everywhere or of_point))
-        for point, of_point in scores.items()
-    }
-    return min((point for point in merits if merits[point] == max(merits.values())), default=None)
+    merits: dict[Point, tuple[int, float]] = {}
+    for point, of_point in scores.items():
+        seeds = of_point.keys() & everywhere or of_point.keys()
+        merits[point] = len(of_point), median(of_point[seed] for seed in seeds)
+    best = max(merits.values(), default=None)
+    return min((point for point in merits if merits[point] == best), default=None)
 
 
 def conclude(config: FinetuningConfig, task: Task, records: Sequence[Finetuning]) -> TaskResult:

@@ -24,7 +24,7 @@ def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
     identity = _flatten({section: plain[section] for section in ('seed', 'init_from', 'masking', 'model', 'optimizer')})
     for key in ('max_samples', 'extends', 'global_train_batch_size', 'precision'):
         identity[f'training.{key}'] = plain['training'][key]
-    identity = {key: value for key, value in identity.items() if LATER_KEYS.get(key, ...) != value}
+    identity = {key: value for key, value in identity.items() if key not in LATER_KEYS or value != LATER_KEYS[key]}
     return identity | {'data.shuffle_block_size': config.data.shuffle_block_size, CONTENT_HASH: content_hash}
 
 
@@ -50,7 +50,7 @@ def assert_same_run(
     elif read_latest(folder) is not None:
         there = identify(read_recipe(EncoderFolder(folder, folder)), load_manifest(folder).content_hash)
     found, wanted = LATER_KEYS | there, LATER_KEYS | identity
-    if isinstance(record, PretrainingRecord) and found[MAX_SAMPLES] == next(reversed(wanted[EXTENDS]), None):
+    if isinstance(record, PretrainingRecord) and wanted[EXTENDS][-1:] == [found[MAX_SAMPLES]]:
         found |= {EXTENDS: [*found[EXTENDS], found[MAX_SAMPLES]], MAX_SAMPLES: wanted[MAX_SAMPLES]}
     for key in sorted(wanted.keys() | found.keys()):
         old, new = found.get(key), wanted.get(key)

@@ -84,7 +84,7 @@ def view(settings, ids, is_masked, is_fed, masked_per_row, **masking):
     collator = MaskingCollator(knobs, settings.vocab_size, 0, is_causal)
     ids = ids.astype(np.int64)[None]
     fed_ids = np.where(is_fed, settings.vocab_size - 1, ids)
-    return collator._view(ids, fed_ids, is_masked[None], is_fed[None])
+    return collator._split(ids, fed_ids, is_masked[None], is_fed[None])
 
 
 @pytest.mark.parametrize('attention, delta', VARIANTS)
