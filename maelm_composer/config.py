@@ -53,11 +53,15 @@ class DecoderAttention(StrEnum):
 
     @property
     def has_self_attention(self) -> bool:
-        return self != DecoderAttention.cross
+        return self in (
+            DecoderAttention.bidirectional,
+            DecoderAttention.bidirectional_cross,
+            DecoderAttention.causal_cross,
+        )
 
     @property
     def has_cross_attention(self) -> bool:
-        return self != DecoderAttention.bidirectional
+        return self in (DecoderAttention.bidirectional_cross, DecoderAttention.causal_cross, DecoderAttention.cross)
 
     @property
     def is_causal(self) -> bool:

@@ -38,18 +38,20 @@ def load_config(root: type[Config], paths: Sequence[str], overrides: Sequence[st
     """
     files, pairs = split_arguments([*paths, *overrides])
     merged: Any = OmegaConf.structured(root)
+    plain = ''  # the file that takes the decoder away, as yamls/roberta.yaml
     try:
         for entry in [*paths, *overrides]:
             if entry in pairs:
                 merged = _merge(root, merged, _parse_override(entry), where='command line')
-                continue
-            layer = _read_yaml(entry)
-            _assert_read_as_meant(root, layer, entry)
-            if root is PretrainingConfig and merged.model.decoder is None and OmegaConf.select(layer, 'model.decoder'):
-                raise InputError(
-                    f'{entry} sets keys of model.decoder, which a file before it makes null: name it earlier'
-                )
-            merged = _merge(root, merged, layer, where=entry)
+            else:
+                layer = _read_yaml(entry)
+                _assert_read_as_meant(root, layer, entry)
+                merged = _merge(root, merged, layer, where=entry)
+            if root is PretrainingConfig and plain and merged.model.decoder is not None:
+                remedy = 'leave the pair out' if entry in pairs else 'name it earlier'
+                raise InputError(f'{entry} sets keys of model.decoder, which {plain} makes null: {remedy}')
+            if root is PretrainingConfig and entry in files and merged.model.decoder is None:
+                plain = plain or entry
         if root is PretrainingConfig:
             _name_run(merged, files)
         if missing := sorted(OmegaConf.missing_keys(merged)):

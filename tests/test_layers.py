@@ -76,9 +76,7 @@ def test_a_file_cannot_give_back_a_decoder_that_another_took_away(write):
     write('base.yaml', PRETRAINING)
     plain = write('plain.yaml', 'model: {decoder: null}\nmasking: {encoder_mask_fraction: 1.0}\n')
     sizes = write('sizes.yaml', 'model: {decoder: {num_hidden_layers: 2}}\n')
-    with pytest.raises(
-        InputError, match=r'^sizes\.yaml sets keys of model\.decoder, which a file before it makes null'
-    ):
+    with pytest.raises(InputError, match=r'^sizes\.yaml sets keys of model\.decoder, which plain\.yaml makes null'):
         load_config(PretrainingConfig, ['base.yaml', plain, sizes])
     assert load_config(PretrainingConfig, ['base.yaml', sizes, plain]).model.decoder is None
 

@@ -155,8 +155,11 @@ def build_collator(config: PretrainingConfig) -> MaskingCollator:
 
 def _index_of(flags: Flags, width: int) -> Ids:
     """(B, N) flags -> (B, ``width``) positions of set flags, ascending, then N in unused slots."""
+    counts = flags.sum(axis=1, keepdims=True)
+    if counts.max() > width:
+        raise ValueError(f'a row has {counts.max()} positions for {width} slots: masking/draw.py counts too few')
     index = np.argsort(~flags, axis=1, kind='stable')[:, :width]
-    unused = np.arange(width) >= flags.sum(axis=1, keepdims=True)
+    unused = np.arange(width) >= counts
     return np.where(unused, flags.shape[1], index)
 
 

@@ -75,9 +75,18 @@ class MaskedLanguageModel(nn.Module):
         self.encoder = Encoder(config, has_tied_head=True)
         self.decoder = Decoder(config) if config.decoder is not None else None
         self.head = MaskedLMHead(config)
+        self.predicts_every_token = config.predicts_every_token
 
     def forward(self, batch: Batch) -> MaskedLMOutput:
-        """Loss and predictions at ``batch.predicted_index``."""
+        """Loss and predictions at ``batch.predicted_index``.
+
+        Raises:
+            ValueError: the batch predicts every position and the decoder is not causal, or the reverse.
+        """
+        if (batch.predicted_index.shape == batch.labels.shape) != self.predicts_every_token:
+            raise ValueError(
+                f'build MaskingCollator with predicts_every_token={self.predicts_every_token}, as this decoder needs'
+            )
         token_table = self.encoder.token_embeddings.weight
         segment_ids = take_padded(batch.segment_ids, batch.visible_index)
         if self.decoder is None:

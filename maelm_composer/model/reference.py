@@ -133,9 +133,9 @@ class Layer(nn.Module):
     def __init__(self, stack: ModelConfig | DecoderConfig, eps: float, attention: DecoderAttention) -> None:
         super().__init__()
         size, heads, inner = stack.hidden_size, stack.num_attention_heads, stack.intermediate_size
-        if attention != DecoderAttention.cross:
+        if attention.has_self_attention:
             self.self_attention, self.self_attention_norm = Attention(size, heads), nn.LayerNorm(size, eps)
-        if attention != DecoderAttention.bidirectional:
+        if attention.has_cross_attention:
             self.cross_attention, self.cross_attention_norm = Attention(size, heads), nn.LayerNorm(size, eps)
         self.intermediate, self.output = nn.Linear(size, inner), nn.Linear(inner, size)
         self.output_norm = nn.LayerNorm(size, eps)

@@ -195,7 +195,8 @@ def _assert_same_rows(runs: Sequence[PretrainingRecord]) -> None:
             if not (name == 'eval_rows' and None in (here[name], there[name])):
                 raise InputError(
                     f'{other.run_name} and {run.run_name} are compared, but differ in {name}: '
-                    f'{there.get(name)} and {here.get(name)}: keep the records of one experiment'
+                    f'{there.get(name)} and {here.get(name)}: keep the records of one experiment, or list the overlay '
+                    'that sets it (docs/variants.md)'
                 )
 
 

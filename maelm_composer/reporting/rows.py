@@ -21,7 +21,6 @@ from maelm_composer.statistics import ALPHA, adjust_holm
 MINUS, SLOPE = ' − ', 'slope in δ'  # what the label of a comparison contains, or is
 GAP = f'MAE-LM{MINUS}RoBERTa'
 CONSTANT = 'a constant answer'
-BOTH = (ROBERTA, MAE_LM)
 PERCENT, POINTS, RANK = 'percent', 'points', 'rank'
 NOT_COMPARABLE = "not comparable with the paper's absolute numbers"
 HOLDS, FAILS, NO_DIFFERENCE, UNDECIDED = WORDS = ('holds', 'fails', 'no difference', 'undecided')

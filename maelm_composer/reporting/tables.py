@@ -10,6 +10,7 @@ from maelm_composer.checkpoints.names import METRICS
 from maelm_composer.records import PretrainingRecord
 from maelm_composer.reporting.artefacts import (
     ABLATIONS,
+    BOTH,
     DELTAS,
     ENCODER_WITH_MASK,
     MAE_LM,
@@ -21,7 +22,7 @@ from maelm_composer.reporting.artefacts import (
     columns_of,
 )
 from maelm_composer.reporting.cells import Cell, restrict, slope, subtract
-from maelm_composer.reporting.rows import BOTH, CONSTANT, GAP, PERCENT, POINTS, RANK, SLOPE, Claim, Row, RowBuilder
+from maelm_composer.reporting.rows import CONSTANT, GAP, PERCENT, POINTS, RANK, SLOPE, Claim, Row, RowBuilder
 
 REAL, WITH_MASKS, MASKS = 'rank_real', 'rank_with_masks', 'rank_masks'
 OUTSIDE = 'mask_outside_excess'

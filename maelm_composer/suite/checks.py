@@ -8,17 +8,29 @@ from maelm_composer.checkpoints.find import read_record
 from maelm_composer.config import Precision, TaskSource
 from maelm_composer.errors import InputError
 from maelm_composer.finetuning.identity import describe_protocol
+from maelm_composer.recipe import hash_config
 from maelm_composer.records import UnfinishedPretraining, load_folder, parse_finetuning, parse_pretraining
-from maelm_composer.reporting.artefacts import DEMO, Model
+from maelm_composer.reporting.artefacts import DEMO, MAE_LM, Model
 from maelm_composer.suite.steps import Kind, Step, Suite
 from maelm_composer.tasks.catalogue import find_task
 from maelm_composer.tasks.sources import find_task_files, load_task_data
 from maelm_composer.training.run_record import assert_same_run, identify, is_run_of
 
 
+def assert_can_be_made(suite: Suite, steps: Sequence[Step]) -> None:
+    """Every refusal before the first step, but that of another text, whose hash the finished shards have."""
+    models = list(dict.fromkeys(step.model for step in steps if step.model is not None))
+    assert_one_name(suite, models)
+    assert_different_models(suite, models)
+    assert_own_shards(suite)
+    assert_own_runs(suite, models)
+    assert_one_protocol(suite, steps)
+    assert_readable_tasks(suite, steps)
+
+
 def assert_one_name(suite: Suite, models: Sequence[Model]) -> None:
     """Raise InputError if a run without a seed in its name is to be trained again under the name with its seed."""
-    for model in dict.fromkeys(models):
+    for model in models:
         unnamed = replace(model, seed=None)
         name, seed = unnamed.run_name(suite.scale), suite.load_pretraining(unnamed).seed
         is_there = unnamed in models or (suite.records / 'pretraining' / f'{name}.json').exists()
@@ -27,6 +39,30 @@ def assert_one_name(suite: Suite, models: Sequence[Model]) -> None:
                 f'{model.run_name(suite.scale)} is the run {name} once more, which counts as this seed: leave {seed} '
                 'out of the pretraining seeds'
             )
+
+
+def assert_different_models(suite: Suite, models: Sequence[Model]) -> None:
+    """Raise InputError if two models have one recipe: a table would compare a model with itself."""
+    found: dict[str, Model] = {}
+    for model in models:
+        recipe = hash_config(replace(suite.load_pretraining(model), run_name='', save_folder=''))
+        other = found.setdefault(recipe, model)
+        if other is not model:
+            overlay = (*other.overlay_names, *model.overlay_names)[-1]
+            raise InputError(
+                f'settings of {suite.scale}: {other.label!r} and {model.label!r} have the same recipe: set '
+                f'pretraining_of.{overlay}'
+            )
+
+
+def assert_own_shards(suite: Suite) -> None:
+    """Raise InputError if the suite would make shards in one folder and train on those of another."""
+    made, read = suite.load_corpus().remote, suite.load_pretraining(MAE_LM).data.remote
+    if made != read:
+        raise InputError(
+            f'settings of {suite.scale}: data makes shards in {made}, pretraining reads {read}: add '
+            f'data.remote={made} to pretraining'
+        )
 
 
 def assert_one_protocol(suite: Suite, steps: Sequence[Step]) -> None:
@@ -53,7 +89,7 @@ def assert_one_protocol(suite: Suite, steps: Sequence[Step]) -> None:
 
 def assert_own_runs(suite: Suite, models: Sequence[Model]) -> None:
     """Raise InputError if the folder of a run has one with other settings, on whatever data."""
-    for model in dict.fromkeys(models):
+    for model in models:
         folder = str(suite.run_folder(model))
         if (record := read_record(folder)) is not None:
             config = suite.load_pretraining(model)

@@ -49,14 +49,7 @@ from maelm_composer.records import (
 from maelm_composer.reporting.artefacts import Artefact, Model
 from maelm_composer.reporting.load import load_evidence
 from maelm_composer.reporting.report import print_tables, report, write_tables
-from maelm_composer.suite.checks import (
-    assert_one_name,
-    assert_one_protocol,
-    assert_own_records,
-    assert_own_runs,
-    assert_readable_tasks,
-    find_divergence,
-)
+from maelm_composer.suite.checks import assert_can_be_made, assert_own_records, find_divergence
 from maelm_composer.suite.cost import describe_device
 from maelm_composer.suite.plan import Forecast, Item, plan_suite, sum_seconds
 from maelm_composer.suite.steps import RANK_PRECISION, Kind, Step, Suite, list_steps
@@ -132,11 +125,7 @@ def run_suite(suite: Suite, artefacts: Sequence[Artefact], note: Note | None = N
             locks.enter_context(lock_folder(folder, 'benchmark suite'))
         suite = settle_precision(suite)
         steps, diverged = list_steps(suite, artefacts), set[Model | None]()
-        models = [step.model for step in steps if step.model is not None]
-        assert_one_name(suite, models)
-        assert_own_runs(suite, models)
-        assert_one_protocol(suite, steps)
-        assert_readable_tasks(suite, steps)
+        assert_can_be_made(suite, steps)
         for step in steps:
             if step.model in diverged:
                 continue

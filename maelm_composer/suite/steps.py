@@ -155,7 +155,7 @@ class Suite:
             raise InputError(f'settings of {self.scale}: {ignored[0]}: the suite chooses this itself: leave it out')
 
     def _assert_no_overlay_is_undone(self, model: Model) -> None:
-        """Refuse a pair for a key that a later overlay sets, too, and one that gives RoBERTa a decoder."""
+        """Refuse a pair for a key that a later overlay sets, too."""
         pairs: list[str] = []
         for entry in self._list_entries(model):
             if entry not in model.overlays:
@@ -168,9 +168,6 @@ class Suite:
                         f'settings of {self.scale}: {pair}: {entry} sets this key, too: move the pair to '
                         f'pretraining_of.{PurePosixPath(entry).stem}, or leave it out'
                     )
-        for pair in self.settings.pretraining_of.get('roberta', []) if 'roberta' in model.overlay_names else ():
-            if pair.startswith('model.decoder'):
-                raise InputError(f'settings of {self.scale}: {pair}: roberta has no decoder: leave the pair out')
 
     def _load(self, root: type, *entries: str) -> Any:
         if (root, entries) not in self._loaded:  # a plan asks for the same recipe thousands of times
@@ -200,6 +197,7 @@ def load_suite(
     if Path(scale).name != scale:
         raise InputError(f'{scale!r} is not the name of a scale, such as ladder')
     path, settings = _load_settings(scale)
+    own = read_keys(path)
     for name in LISTS:
         if not getattr(settings, name):
             raise InputError(f'{path}: {name} is empty: list recipes and key=value pairs')
@@ -218,6 +216,13 @@ def load_suite(
         if name not in known:
             raise InputError(
                 f'{path}: pretraining_seeds_of names {name}: the artefacts and overlays are {", ".join(known)}'
+            )
+    for name, seeds in settings.pretraining_seeds_of.items() if added is None else ():
+        stray = {*seeds} - {*settings.pretraining_seeds}
+        if stray and 'pretraining_seeds' in own and f'pretraining_seeds_of.{name}' not in own:
+            raise InputError(
+                f'{path}: pretraining_seeds_of.{name} is {seeds} in {settings.extends}, but pretraining_seeds is '
+                f'{settings.pretraining_seeds}: set both'
             )
     for name in settings.pretraining_of:
         if name not in overlays:

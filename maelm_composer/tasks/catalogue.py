@@ -10,7 +10,7 @@ from maelm_composer.config import TaskConfig, TaskKind, TaskSource
 from maelm_composer.errors import InputError
 
 CLASSIFICATION, REGRESSION, SPAN = TaskKind.classification, TaskKind.regression, TaskKind.span
-METRICS_OF_KIND = {  # that a task of each kind may list
+METRICS_OF_KIND = {  # that a task of each kind may list; default: all, of a classification the first
     CLASSIFICATION: ('accuracy', 'f1', 'matthews'),
     REGRESSION: ('spearman', 'pearson'),
     SPAN: ('best_exact', 'best_f1', 'exact', 'f1', 'best_exact_threshold', 'best_f1_threshold'),

@@ -56,7 +56,10 @@ def score_constant(task: Task, labels: np.ndarray) -> float:
             return float(np.bincount(labels).max() / len(labels))
         case 'f1':
             return _measure('f1', np.ones(len(labels)), labels)[0]
-    return 0.0  # the correlation of a constant is 0 by our convention
+        case 'matthews' | 'pearson' | 'spearman':
+            return 0.0  # the correlation of a constant is 0 by our convention
+        case other:
+            raise ValueError(f'score_constant has no branch for {other}')
 
 
 def _measure(metric: str, predictions: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
@@ -75,7 +78,7 @@ def _measure(metric: str, predictions: np.ndarray, labels: np.ndarray) -> tuple[
             correlation = _correlate(predictions, labels)
             first, second = ((values - values.mean()) / values.std() for values in (predictions, labels))
             return correlation, first * second - correlation * (first**2 + second**2) / 2
-        case _:  # spearman
+        case 'spearman':
             ranks = rankdata(predictions), rankdata(labels)
             first, second = ((values - 0.5) / len(values) for values in ranks)
             # An example contributes its own two ranks and raises the ranks of all examples above it.
@@ -85,6 +88,8 @@ def _measure(metric: str, predictions: np.ndarray, labels: np.ndarray) -> tuple[
             correlation = _correlate(*ranks)
             found = (first * second + shifts) / (first.std() * second.std()) + correlation / 2 * ties
             return correlation, found - found.mean()
+        case _:
+            raise ValueError(f'_measure has no branch for {metric}')
 
 
 def _sum_from(ranks: np.ndarray, values: np.ndarray) -> np.ndarray:

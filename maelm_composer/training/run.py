@@ -31,6 +31,7 @@ from maelm_composer.device import (
 from maelm_composer.errors import InputError
 from maelm_composer.files import assert_writable, lock_folder
 from maelm_composer.masking.collate import build_collator
+from maelm_composer.masking.draw import count_masked
 from maelm_composer.model.kernels.attention import choose_backend
 from maelm_composer.model.layer import recompute_layers
 from maelm_composer.model.maelm import build_model
@@ -258,6 +259,7 @@ class _Run:
         fsdp = FSDP2Config(reshard_after_forward=training.sharding == Sharding.full_shard, mixed_precision='FULL')
         adapter = PretrainingModel(self.model, training.precision)
         optimizer = build_optimizer(adapter.parameters(), config.optimizer)
+        fewest, most = count_masked(config.masking, config.model.max_seq_len)
         return Trainer(
             model=adapter,
             train_dataloader=build_train_loader(plan, self.collator),
@@ -284,7 +286,7 @@ class _Run:
             device_train_microbatch_size=plan.microbatch_size,
             # In these two cases rows differ in the number of predicted tokens, which then weights the microbatches.
             # Otherwise a mean over rows is a mean over tokens.
-            accumulate_train_batch_on_tokens=config.masking.rounds_at_random or self.collator.predicts_every_token,
+            accumulate_train_batch_on_tokens=fewest < most or self.collator.predicts_every_token,
             parallelism_config=ParallelismConfig(fsdp2=fsdp) if self.is_sharded else None,
             spin_dataloaders=False,
             load_path=str(self.start.state) if self.start.state else None,

@@ -17,15 +17,21 @@ MAX_SAMPLES, EXTENDS = 'training.max_samples', 'training.extends'
 # Keys that came after the first records. An identity holds such a key only if it is set: old records stay valid.
 LATER_KEYS: dict[str, Any] = {'optimizer.schedule': 'linear', EXTENDS: [], 'init_from': None}
 
+# Keys that decide no weights, but for rounding. Every other key belongs to the identity, a new one of any section too.
+UNDECIDING = {
+    *('run_name', 'save_folder', 'data.remote', 'data.local', 'data.num_workers'),
+    *('training.device_train_microbatch_size', 'training.compile', 'training.activation_checkpointing'),
+    *('training.attention', 'training.sharding', 'training.eval_interval_samples', 'training.eval_rows'),
+    *('training.checkpoint_interval_samples', 'training.checkpoints_to_keep', 'training.max_outage_minutes'),
+    'training.loggers',
+}
+
 
 def identify(config: PretrainingConfig, content_hash: str) -> dict[str, Any]:
     """All settings that decide the weights, flat; two runs with equal identities are the same run."""
-    plain = to_plain(config)
-    identity = _flatten({section: plain[section] for section in ('seed', 'init_from', 'masking', 'model', 'optimizer')})
-    for key in ('max_samples', 'extends', 'global_train_batch_size', 'precision'):
-        identity[f'training.{key}'] = plain['training'][key]
-    identity = {key: value for key, value in identity.items() if key not in LATER_KEYS or value != LATER_KEYS[key]}
-    return identity | {'data.shuffle_block_size': config.data.shuffle_block_size, CONTENT_HASH: content_hash}
+    flat = {key: value for key, value in _flatten(to_plain(config)).items() if key not in UNDECIDING}
+    identity = {key: value for key, value in flat.items() if key not in LATER_KEYS or value != LATER_KEYS[key]}
+    return identity | {CONTENT_HASH: content_hash}
 
 
 def is_run_of(record: Pretraining, config: PretrainingConfig) -> bool:

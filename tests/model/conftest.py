@@ -43,8 +43,7 @@ def make_batch(build_row, collate) -> Callable[..., Batch]:
         if rows is None:
             shapes = [[length], [length // 3, length // 3], [9, length - 9], [length - 5]]
             rows = [build_row(blocks, length, vocab_size, seed=i) for i, blocks in enumerate(shapes)]
-        is_causal = config.decoder is not None and config.decoder.attention is DecoderAttention.causal_cross
-        collator = MaskingCollator(MaskingConfig(**masking), vocab_size, 5, predicts_every_token=is_causal)
+        collator = MaskingCollator(MaskingConfig(**masking), vocab_size, 5, config.predicts_every_token)
         return collate(collator, rows, epoch=epoch)
 
     return make_batch
