@@ -79,6 +79,10 @@ def test_a_file_cannot_give_back_a_decoder_that_another_took_away(write):
     with pytest.raises(InputError, match=r'^sizes\.yaml sets keys of model\.decoder, which plain\.yaml makes null'):
         load_config(PretrainingConfig, ['base.yaml', plain, sizes])
     assert load_config(PretrainingConfig, ['base.yaml', sizes, plain]).model.decoder is None
+    pair = 'model.decoder.num_hidden_layers=2'
+    with pytest.raises(InputError, match=rf'^{pair} sets keys .* plain\.yaml makes null: leave the pair out'):
+        load_config(PretrainingConfig, ['base.yaml', plain], [pair])
+    assert load_config(PretrainingConfig, ['base.yaml', pair, plain]).model.decoder is None
 
 
 def test_entries_are_merged_in_their_order(write):

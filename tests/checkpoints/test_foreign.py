@@ -243,7 +243,7 @@ def test_a_fine_tuned_bert_is_exported_with_the_rows_it_was_trained_on(tmp_path,
     folder, task = tmp_path / 'bert', TASKS[name]
     write(folder, BertModel(BertConfig(**HF_SETTINGS)))
     (folder / 'vocab.txt').write_text('\n'.join(['[UNK]', '[PAD]', '[CLS]', '[SEP]', '[MASK]', 'good', 'grass', 'eat']))
-    BertTokenizerFast(folder / 'vocab.txt').save_pretrained(folder)
+    BertTokenizerFast(str(folder / 'vocab.txt')).save_pretrained(folder)
     pretrained = load_pretrained(str(folder))
     model = FinetuningModel(pretrained.encoder, pretrained.hidden_size, task, dropout=0.0, seed=0).eval()
     save_model(tmp_path / 'tuned', model.state_dict(), pretrained, task, N, SpanConfig())

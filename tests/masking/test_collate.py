@@ -266,3 +266,9 @@ def test_the_recipe_decides_what_is_predicted_and_the_seed(attention):
     assert (collator.seed, collator.vocab_size) == (23, V)
     plain = PretrainingConfig(run_name='a', save_folder='b', model=ModelConfig(decoder=None))
     assert not build_collator(plain).predicts_every_token
+
+
+def test_more_masks_than_slots_are_an_error_and_lose_no_token(monkeypatch, build_row, collate):
+    monkeypatch.setattr('maelm_composer.masking.collate.count_masked', lambda masking, length: (1, 1))
+    with pytest.raises(ValueError, match=r'a row has \d+ positions for 1 slots'):
+        collate(build(), [build_row([48], 48, V)])

@@ -220,3 +220,11 @@ def test_dropout_is_of_every_sublayer_and_of_the_embeddings(config):
     assert_close(layer(hidden, bias, memory=hidden, memory_bias=bias), normed, rtol=0, atol=0)
     for stack in (model.encoder, model.decoder):
         assert not stack.add_positions(hidden, torch.arange(5).expand(2, -1)).any()
+
+
+@pytest.mark.parametrize('attention', [DecoderAttention.causal_cross, DecoderAttention.bidirectional])
+def test_a_batch_for_another_decoder_is_refused(attention, config, make_batch):
+    ours = config(decoder={'attention': attention})
+    other = DecoderAttention.cross if attention.is_causal else DecoderAttention.causal_cross
+    with pytest.raises(ValueError, match=f'predicts_every_token={attention.is_causal}'):
+        build_model(ours, seed=0)(make_batch(config(decoder={'attention': other})))

@@ -42,8 +42,8 @@ def test_a_model_is_a_recipe_that_loads_under_the_name_of_its_run(model):
 def test_every_ablation_and_its_published_number_are_there():
     with (PAPER / 'table2.csv').open() as file:
         published = [line['row'] for line in csv.DictReader(file)]
-    assert [model.label for model in ABLATIONS] == published
-    assert len({model.run_name('base') for model in ABLATIONS}) == 14
+    assert [model.label for model in ABLATIONS][: len(published)] == published  # a fork's rows may follow
+    assert len({model.run_name('base') for model in ABLATIONS}) == len(ABLATIONS)
     stems = {path.stem for path in (ROOT / 'yamls' / 'ablations').glob('*.yaml')} | {'roberta'}
     assert {Path(path).stem for model in ABLATIONS for path in model.overlays} == stems
 

@@ -56,7 +56,7 @@ def test_pretraining_seeds_are_a_dimension(demo, tmp_path):
     names = [step.model.run_name('demo') for step in steps]
     assert names[:2] == ['demo-roberta-s17', 'demo-s17']
     assert names[-2:] == ['demo-roberta-s18', 'demo-s18']  # of the second seed only what Table 1 needs
-    assert len(names) == 14 + 2
+    assert len(names) == len(ABLATIONS) + 2
     configs = [suite.load_pretraining(step.model) for step in steps]
     assert [config.seed for config in configs] == [17] * 14 + [18] * 2
     assert [config.run_name for config in configs] == names

@@ -111,3 +111,11 @@ def test_influences_of_both_parts_of_mnli_and_of_constant_answers():
         _, constant = compute_metrics(TASKS[name], {'dev': np.zeros(3)}, {'dev': np.array([0, 1, 1])})
         assert constant[TASKS[name].list_metrics()[-1].name].shape == (3,)
         assert np.isfinite([*constant.values()]).all()
+
+
+def test_a_metric_without_a_branch_is_no_correlation(monkeypatch):
+    monkeypatch.setattr(TASKS['rte'], 'metrics', ['macro_f1'])
+    with pytest.raises(ValueError, match='macro_f1'):
+        compute('rte', [0, 1], [0, 1])
+    with pytest.raises(ValueError, match='macro_f1'):
+        score_constant(TASKS['rte'], np.array([0, 1]))

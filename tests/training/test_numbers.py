@@ -16,12 +16,13 @@ from maelm_composer.data.dataset import PretrainingRows
 from maelm_composer.data.manifest import load_manifest
 from maelm_composer.device import find_device
 from maelm_composer.files import write_json
+from maelm_composer.keys import list_keys
 from maelm_composer.masking.collate import IGNORED_LABEL, build_collator
 from maelm_composer.model.maelm import build_model
 from maelm_composer.training import callbacks
 from maelm_composer.training.callbacks import BatchSeed, TrainingClock
 from maelm_composer.training.run import pretrain
-from maelm_composer.training.run_record import identify, read_metrics
+from maelm_composer.training.run_record import UNDECIDING, identify, read_metrics
 from tests.training.conftest import RECIPE, V
 from tests.training.test_initial import STILL
 
@@ -166,6 +167,7 @@ def test_the_identity_holds_what_decides_the_weights_and_nothing_else(recipe):
     config = recipe()
     identity = identify(config, 'content')
     assert identify(config, 'other content') != identity
+    assert {key.name for key in list_keys('pretraining')} >= UNDECIDING  # no name in it is misspelt
     for override in (
         'seed=5',
         'init_from=elsewhere',
