@@ -197,7 +197,6 @@ def load_suite(
     if Path(scale).name != scale:
         raise InputError(f'{scale!r} is not the name of a scale, such as ladder')
     path, settings = _load_settings(scale)
-    own = read_keys(path)
     for name in LISTS:
         if not getattr(settings, name):
             raise InputError(f'{path}: {name} is empty: list recipes and key=value pairs')
@@ -216,13 +215,6 @@ def load_suite(
         if name not in known:
             raise InputError(
                 f'{path}: pretraining_seeds_of names {name}: the artefacts and overlays are {", ".join(known)}'
-            )
-    for name, seeds in settings.pretraining_seeds_of.items() if added is None else ():
-        stray = {*seeds} - {*settings.pretraining_seeds}
-        if stray and 'pretraining_seeds' in own and f'pretraining_seeds_of.{name}' not in own:
-            raise InputError(
-                f'{path}: pretraining_seeds_of.{name} is {seeds} in {settings.extends}, but pretraining_seeds is '
-                f'{settings.pretraining_seeds}: set both'
             )
     for name in settings.pretraining_of:
         if name not in overlays:
@@ -247,7 +239,16 @@ def _load_settings(scale: str) -> tuple[Path, SuiteConfig]:
             raise InputError(f'{named}a scale cannot extend itself')
         files.insert(0, path)
         scale = load_config(SuiteConfig, [str(path)]).extends
-    return files[-1], load_config(SuiteConfig, [str(file) for file in files])
+    path, settings = files[-1], load_config(SuiteConfig, [str(file) for file in files])
+    given = read_keys(path)
+    for name, seeds in settings.pretraining_seeds_of.items():
+        is_inherited = 'pretraining_seeds' in given and f'pretraining_seeds_of.{name}' not in given
+        if is_inherited and not {*seeds} <= {*settings.pretraining_seeds}:
+            raise InputError(
+                f'{path}: pretraining_seeds_of.{name} is {seeds} in {settings.extends}, but pretraining_seeds is '
+                f'{settings.pretraining_seeds}: set both'
+            )
+    return path, settings
 
 
 def choose_artefacts(suite: Suite, names: str) -> list[Artefact]:

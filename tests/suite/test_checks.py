@@ -13,8 +13,8 @@ from maelm_composer.suite.steps import load_suite
 
 def test_shards_that_no_model_reads_are_refused(demo, tmp_path):
     assert_own_shards(demo)
-    settings = dataclasses.replace(demo.settings, data=[*demo.settings.data, f'remote={tmp_path}/mine'])
     made = f'{tmp_path}/mine'
+    settings = dataclasses.replace(demo.settings, data=[*demo.settings.data, f'remote={made}'])
     with pytest.raises(InputError, match=rf'makes shards in {made}, pretraining reads .*: add data\.remote={made}'):
         assert_own_shards(dataclasses.replace(demo, settings=settings))
 
