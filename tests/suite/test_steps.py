@@ -41,7 +41,7 @@ def test_everything_is_made_once_and_in_order(demo):
     for number, step in enumerate(steps[2:], start=2):  # a model's own steps stand together, in order
         if step.kind is not Kind.pretraining:
             assert (steps[number - 1].model, steps[number - 1].kind.value <= step.kind.value) == (step.model, True)
-    # Beside Table 2's models: three of Figure 4, and two earlier checkpoints of both models for Figure 3. Six have ranks.
+    # Beside Table 2: three models of Figure 4, and two earlier checkpoints of both models for Figure 3. Six have ranks.
     assert Counter(kinds) == {
         **{Kind.tokenizer: 1, Kind.shards: 1, Kind.rank: 6},
         **{Kind.pretraining: len(ABLATIONS) + 3, Kind.finetuning: len(ABLATIONS) + 3 + 2 * 2},
